@@ -78,10 +78,15 @@ def say(what):
 
 
 def _open_streams():
-    """Where a stream was closed, as by `2>&-`, write to nowhere: else the next file that is opened takes its place."""
+    """Where a stream was closed, as by `2>&-`, write to nowhere: else the next file that is opened takes its place.
+
+    A sign that a stream's encoding has not, as in the name of a file, is written out: what was done is done.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open as long as the program runs)
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 def _close_streams():
@@ -207,14 +212,22 @@ def download(options):
     print(f"{source.__doc__.partition(':')[0]} is in {paths[0].parent}.")
 
 
+def _check_another(read, written):
+    """Raise ValueError where a file would be replaced by what is made of it, and be lost."""
+    if os.path.realpath(read).casefold() == os.path.realpath(written).casefold():
+        raise ValueError(f"{written} is what is read: choose another name for what is written.")
+
+
 def export(options):
     """Write a network that was saved as .npz to an ONNX file, which other libraries read."""
+    _check_another(options.network, options.file)
     onnx_io.write(Network.load(options.network), options.file, fold=not options.unfolded)
     print(f"{options.file}: {options.file.stat().st_size:,} bytes.")
 
 
 def import_(options):
     """Read a network from an ONNX file, whoever made it, and save it as .npz."""
+    _check_another(options.file, options.network)
     network = onnx_io.read(options.file, shape=options.shape)
     network.save(options.network)
     print(f"{options.network}: {network.model}, {network.layout.size:,} parameters.")

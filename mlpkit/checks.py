@@ -92,6 +92,20 @@ def check_fraction(name, value):
     return float(value)
 
 
+def check_number(name, value):
+    """Return `value` as a float. Raises ValueError unless it is a finite number."""
+    if not math.isfinite(_number(value)):
+        raise ValueError(f"{name} must be a finite number, not {value!r}.")
+    return float(value)
+
+
+def check_share(name, value):
+    """Return `value` as a float. Raises ValueError unless 0 < value < 1."""
+    if not 0 < _number(value) < 1:
+        raise ValueError(f"{name} must be above 0 and below 1, not {value!r}.")
+    return float(value)
+
+
 def _number(value):
     """Return `value` as a float; NaN, which is in no range, for what is no number."""
     try:

@@ -20,8 +20,8 @@ def check_readable(path, advice="choose another file"):
     try:
         with open(place_of(path), "rb"):
             pass
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path}: {advice}.") from error
     except OSError as error:
         raise type(error)(f"{path} can't be read ({error.strerror or error}): {advice}.") from error
 

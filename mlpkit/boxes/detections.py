@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlpkit.checks import check_fraction
+from mlpkit.checks import check_batch, check_finite, check_fraction
 
 from .suppress import by_group, loops
 
@@ -23,9 +23,12 @@ def detections(loss, outputs, score=0.05, threshold=0.5):
     """Return the `Detections` in a network's outputs (n, cells * (classes + 4)), NumPy's, of a `Detection` loss.
 
     score: the least. threshold: IoU above which the worse of two boxes of one class goes (greedy suppression); None
-    keeps all. Of a picture the boxes come by class, the best first. Raises ValueError for what is no score.
+    keeps all. Of a picture the boxes come by class, the best first. Raises ValueError for what is no score, and for
+    outputs of another shape, or that are not finite, of which nothing would be above it.
     """
     check_fraction("score", score)
+    check_batch(outputs, ((loss.classes + 4) * loss.cells,), outputs.dtype)
+    check_finite("outputs", outputs)
     least = (log(score / (1 - score)) if score else -np.inf) - loss.offset
     parts = []
     for (stride, _, columns, _), (z, boxes) in zip(loss.grids, loss.levels(outputs), strict=True):

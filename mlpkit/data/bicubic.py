@@ -40,6 +40,8 @@ def resize(picture, size):
     Raises TypeError for what is no array, ValueError for no picture, or no size.
     """
     check_array("picture", picture)
+    if picture.dtype.kind not in "uif":
+        raise TypeError(f"a picture's pixels are numbers, such as uint8 or float32, not {picture.dtype}.")
     size = check_sizes(size, least=1)
     if picture.ndim < 2 or not picture.size or len(size) != 2:
         raise ValueError(f"a picture (..., height, width) gets a size (height, width), not {picture.shape} and {size}.")

@@ -9,8 +9,16 @@ from .bicubic import resize
 from .quality import as_bytes, luminance
 
 
+def check_picture(picture):
+    """Raise TypeError unless `picture` is an array, ValueError unless it has rows and columns."""
+    check_array("a picture", picture)
+    if picture.ndim < 2 or not all(picture.shape[-2:]):
+        raise ValueError(f"a picture has rows and columns of pixels, and this array the shape {picture.shape}.")
+
+
 def cropped(picture, scale):
     """Return a picture without the last rows and columns that make its sides no multiple of the scale."""
+    check_picture(picture)
     h, w = (length // check_count("scale", scale) * scale for length in picture.shape[-2:])
     if not h or not w:
         raise ValueError(f"a picture of {picture.shape[-2:]} pixels is too small for a scale of {scale}.")
@@ -29,6 +37,8 @@ def small_and_large(picture, scale):
 
 def with_halo(small, halo):
     """Return a picture with `halo` pixels around it, its own, mirrored at its edges: what its outermost pixels see."""
+    check_count("halo", halo, least=0)
+    check_picture(small)
     return np.pad(small, [(0, 0)] * (small.ndim - 2) + [(halo, halo)] * 2, "symmetric")
 
 

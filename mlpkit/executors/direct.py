@@ -260,8 +260,8 @@ def prediction(network, n, precision=None, calibration=None):
     rows = min(n, MOST_ROWS)
     if integers is None:
         try:
-            fits = network.dtype == np.float32
-            plan = Plan(operations(network, concat=True), network.model.input, rows) if fits else None
+            steps = operations(network, concat=True) if network.dtype == np.float32 else ()  # without layers, none
+            plan = Plan(steps, network.model.input, rows) if steps else None
         except ValueError:  # not a layer for this
             plan = None
         pixels = network.engine.scale(np.arange(256, dtype=np.uint8), network.dtype)

@@ -11,7 +11,7 @@ from mlpkit.checks import check_array, check_count, check_sizes
 from mlpkit.data.patches import with_halo
 from mlpkit.nn.enlarging import geometry
 from mlpkit.nn.model import Model
-from mlpkit.nn.network import Network
+from mlpkit.nn.network import Network, check_is_network
 
 
 class Tiles:
@@ -23,7 +23,7 @@ class Tiles:
     """
 
     def __init__(self, network, tile=64, n=16, **options):
-        model = network.model
+        model = check_is_network(network).model
         self.halo, self.scale = geometry(model)
         self.tile = check_sizes(tile if isinstance(tile, tuple) else (tile, tile))
         self.n = check_count("n", n)

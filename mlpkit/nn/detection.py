@@ -11,7 +11,17 @@ from math import log
 
 import numpy as np
 
-from mlpkit.checks import check_array, check_count, check_not_negative, check_positive, check_sizes
+from mlpkit.boxes.overlap import check_boxes
+from mlpkit.checks import (
+    as_array,
+    check_array,
+    check_count,
+    check_finite,
+    check_not_negative,
+    check_positive,
+    check_share,
+    check_sizes,
+)
 
 from .losses import Loss
 
@@ -39,7 +49,7 @@ class Detection(Loss):
     operations = ("focal", "giou", "count", "concat")
     checks = (
         *(("classes", check_count), ("reach", check_positive), ("box_weight", check_not_negative)),
-        *(("gamma", check_not_negative), ("alpha", check_positive), ("prior", check_positive)),
+        *(("gamma", check_not_negative), ("alpha", check_share), ("prior", check_share)),
     )
 
     def __post_init__(self):
@@ -74,10 +84,24 @@ class Detection(Loss):
         """Return the targets (n, 5, cells) float32 of boxes: label, and left, top, right, bottom from the cell.
 
         truth (n, k, 5): label, left, top, right, bottom in pixels; label -1 for none. A cell gets the object whose
-        middle is nearest, if that is less than a stride away in both directions, else the label -1.
+        middle is nearest, if that is less than a stride away in both directions, else the label -1. Raises ValueError
+        or TypeError for what are no boxes, or another label.
         """
+        truth = self._checked(truth)
         found = [self._matched(truth[i : i + SEVERAL]) for i in range(0, len(truth), SEVERAL)]
         return np.concatenate([np.empty((0, 5, self.cells), np.float32), *found])
+
+    def _checked(self, truth):
+        """Return truth with one object at least, which may be none."""
+        truth = as_array("truth", truth)
+        if truth.ndim != 3 or truth.shape[2] != 5:
+            raise ValueError(f"truth must have shape (n, k, 5), label, left, top, right, bottom, not {truth.shape}.")
+        there = check_finite("truth", truth)[truth[..., 0] >= 0]
+        check_boxes("boxes of truth", there[:, 1:])
+        odd = there[:, 0][(there[:, 0] >= self.classes) | (there[:, 0] % 1 > 0)]
+        if odd.size:
+            raise ValueError(f"labels of truth are whole numbers from 0 to {self.classes - 1}, or -1, not {odd[0]:g}.")
+        return truth if truth.shape[1] else np.full((len(truth), 1, 5), -1.0)
 
     def _matched(self, truth):
         middles, strides = self.middles[:, :2], self.middles[:, 2]

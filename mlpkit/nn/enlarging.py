@@ -24,6 +24,7 @@ def srcnn(size, middle=1, loss=None):
 
 def espcn(size, scale, loss=None):
     """Return ESPCN, whose convolutions see the small picture: Shi et al. (2016), 5-3-3."""
+    check_count("scale", scale)
     layers = Conv(64, 5), Tanh(), Conv(32, 3), Tanh(), Conv(scale**2, 3), PixelShuffle(scale)
     return Model((1, *_both(size)), layers, loss or MeanSquaredError(peak=1.0))
 
@@ -34,6 +35,7 @@ def enlarger(size, scale, channels=16, depth=4, loss=None):
     One of 5 x 5, `depth` of 3 x 3 and one of 3 x 3 with as many channels as a pixel becomes pixels; beside them one of
     5 x 5, which begins as bicubic, see `begin_as_bicubic`.
     """
+    check_count("scale", scale)
     inner = (one for _ in range(check_count("depth", depth)) for one in (Conv(channels, 3), ReLU()))
     layers = Conv(channels, 5), ReLU(), *inner, Conv(scale**2, 3)
     shortcut = Crop(depth + 1), Conv(scale**2, 5, bias=False)

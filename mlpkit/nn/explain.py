@@ -8,6 +8,8 @@ import numpy as np
 
 from mlpkit.checks import check_labels
 
+from .network import check_is_network
+
 
 def saliency(network, x, classes=None):
     """Return `|d z[class] / d x|`, (n, *model.input), a NumPy array, for a batch x of the network's.
@@ -16,7 +18,7 @@ def saliency(network, x, classes=None):
     TypeError for inputs or classes that do not fit, and for outputs that are no rows of classes. Simonyan, Vedaldi and
     Zisserman (2014), "Deep inside convolutional networks", section 3.
     """
-    run = network.run(x)
+    run = check_is_network(network).run(x)
     return abs(network.engine.to_numpy(run.backward(_chosen(network, run.outputs, classes))["input"]))
 
 
@@ -27,7 +29,9 @@ def grad_cam(network, x, path=None, classes=None):
     where None. classes, errors: as in `saliency`; ValueError for a layer without images, too. Selvaraju et al. (2017),
     "Grad-CAM: visual explanations from deep networks via gradient-based localization", equations 1 and 2.
     """
-    path = _last_images(network.model) if path is None else path
+    path = last_images(check_is_network(network).model) if path is None else path
+    if path is None:
+        raise ValueError("no layer of this network puts out images, as Grad-CAM needs: take saliency.")
     run = network.run(x, keep=(path,))
     A = network.engine.to_numpy(run.activations[path])
     if A.ndim != 4:
@@ -49,12 +53,10 @@ def _chosen(network, outputs, classes):
     return network.engine.asarray(chosen)
 
 
-def _last_images(model):
-    """Return the path of the last layer whose output is images. Raises ValueError where there is none."""
+def last_images(model):
+    """Return the path of the last layer whose output is images, None where there is none."""
     shape, found = model.input, None
     for number, layer in enumerate(model.layers):
         shape = layer.output(shape)
         found = str(number) if len(shape) == 3 else found
-    if found is None:
-        raise ValueError("no layer of this network puts out images, as Grad-CAM needs: take saliency.")
     return found

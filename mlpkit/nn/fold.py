@@ -17,7 +17,7 @@ import numpy as np
 from .conv import Conv
 from .layers import Dropout, Linear
 from .model import Model
-from .network import Network
+from .network import Network, check_is_network
 from .norm import BatchNorm
 from .resize import PixelShuffle, Upsample
 
@@ -28,7 +28,7 @@ def fold(network):
     It has no Dropout, no BatchNorm right behind a Conv or a Linear layer, and where the engine has a `pixel_shuffle` no
     nearest Upsample right before a Conv that keeps the size. The network stays as it is.
     """
-    layers, arrays = _folded(network.layers)
+    layers, arrays = _folded(check_is_network(network).layers)
     found = Network(network.engine, Model(network.model.input, layers, network.model.loss), dtype=network.dtype)
     views = {**found.views(found.theta), **found.model.statistics.views(found.statistics)}
     for name, array in arrays.items():

@@ -8,6 +8,8 @@ import numpy as np
 
 from mlpkit.checks import check_count
 
+from .network import check_is_network
+
 
 def numerical_gradient(network, x, labels, indices, h=1e-6):
     """Return the slopes (len(indices),) float64 of the loss at the parameters `theta[indices]`, by central differences.
@@ -34,7 +36,7 @@ def gradient_error(network, x, labels, samples=None, seed=0):
     check, drawn at random with `seed`; all of them where None. The network's running statistics stay as they were.
     Raises ValueError unless the network computes in float64.
     """
-    if network.dtype != np.float64:
+    if check_is_network(network).dtype != np.float64:
         raise ValueError("a gradient check needs a network with dtype=np.float64.")
     n = len(network.theta)
     samples = n if samples is None else min(check_count("samples", samples), n)

@@ -22,7 +22,10 @@ class Heads(Loss):
 
     def __post_init__(self):
         found = []
-        for channels, loss, *weight in self.parts:
+        for part in self.parts if isinstance(self.parts, tuple | list) else [self.parts]:
+            if not isinstance(part, tuple | list) or len(part) not in (2, 3):
+                raise TypeError(f"a head is a tuple, such as (10, SoftmaxCrossEntropy()), not {part!r}.")
+            channels, loss, *weight = part
             weight = check_positive("the weight of a head", weight[0] if weight else 1.0)
             found.append((check_count("the channels of a head", channels), check_loss(loss), weight))
         if not found:

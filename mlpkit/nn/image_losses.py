@@ -1,11 +1,12 @@
 """Losses of pictures, beside the mean squared error."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from mlpkit.checks import check_positive
 
-from .losses import MeanSquaredError, as_values
+from .losses import MeanSquaredError, as_values, check_peak
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,7 +19,7 @@ class Charbonnier(MeanSquaredError):
     eps: float = 1e-3
 
     operations: ClassVar[tuple[str, ...]] = ()  # type: ignore[assignment]  # mypy reads a tuple of one
-    checks = (("eps", check_positive),)
+    checks = (("peak", check_peak), ("eps", partial(check_positive, dtype="f4")))  # type: ignore[assignment]
 
     def __call__(self, at, outputs, targets):
         difference = outputs - as_values(at, targets, outputs.dtype)

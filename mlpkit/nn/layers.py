@@ -52,11 +52,11 @@ class Layer(Written):
 
     def forward(self, at, x):
         """Return the output of the batch x, and keep in `at` what `backward` will need."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self!r} has no forward(at, x) yet, which returns its output.")
 
     def backward(self, at, dy):
         """Write the gradients of the layer's parameters and return that of its input, None where `at` asks for none."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self!r} has no backward(at, dy) yet, which returns the gradient of its input.")
 
 
 def check_layers(layers):

@@ -12,9 +12,11 @@ import numpy as np
 
 from mlpkit.checks import (
     check_array,
+    check_count,
     check_finite,
     check_label_values,
     check_labels_form,
+    check_positive,
     way_to_dtype,
     way_to_shape,
 )
@@ -97,6 +99,13 @@ class OfClasses(Loss):
         return found if outputs.ndim == 2 else found.reshape(len(outputs), *outputs.shape[2:])
 
 
+def check_tops(name, value):
+    """Return numbers k as a tuple of ints. Raises TypeError or ValueError for what are none."""
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{name} must be a tuple of whole numbers, such as (5,), not {value!r}.")
+    return tuple(check_count(f"each of {name}", k) for k in value)
+
+
 @dataclass(frozen=True, repr=False)
 class SoftmaxCrossEntropy(OfClasses):
     """`mean(-log softmax(z)[label])` over rows, or over the pixels of maps. The outputs z are logits.
@@ -107,6 +116,7 @@ class SoftmaxCrossEntropy(OfClasses):
     top: tuple[int, ...] = ()
 
     operations = ("softmax_cross_entropy", "argmax")
+    checks = (("top", check_tops),)
 
     def of_rows(self, engine, z, labels):
         return engine.softmax_cross_entropy(z, labels)
@@ -154,6 +164,11 @@ class BinaryCrossEntropy(Loss):
         return (outputs > 0).astype(outputs.dtype)
 
 
+def check_peak(name, value):
+    """Return the peak as a float, or None. Raises ValueError unless it is a finite number above 0."""
+    return None if value is None else check_positive(name, value, np.float32)
+
+
 @dataclass(frozen=True, repr=False)
 class MeanSquaredError(Loss):
     """`mean((z - targets)^2)` over all values. uint8 targets are pixels, and count as 0 to 1.
@@ -165,6 +180,7 @@ class MeanSquaredError(Loss):
     peak: float | None = None
 
     operations = ("mean_squared_error",)
+    checks = (("peak", check_peak),)
 
     def __call__(self, at, outputs, targets):
         return at.engine.mean_squared_error(outputs, as_values(at, targets, outputs.dtype))
@@ -199,5 +215,8 @@ def check_loss(loss):
     """Return `loss`. Raises TypeError for what is none."""
     if not isinstance(loss, Loss):
         raise TypeError(f"a loss is an object, such as SoftmaxCrossEntropy() of mlpkit.nn.losses, not {loss!r}.")
+    lacks_rows = isinstance(loss, OfClasses) and type(loss).of_rows is OfClasses.of_rows
+    if type(loss).__call__ is Loss.__call__ or (lacks_rows and type(loss).__call__ is OfClasses.__call__):
+        raise TypeError(f"{loss!r} is no loss yet: it computes nothing of its own.")
     check_settings(loss)
     return loss

@@ -291,6 +291,13 @@ def check_model(model):
     return model
 
 
+def check_is_network(network):
+    """Return `network`. Raises TypeError for what is none, such as its model or its outputs."""
+    if not hasattr(network, "theta") or not hasattr(network, "model"):
+        raise TypeError(f"network must be a Network, such as Network(model=...), not {type(network).__name__}.")
+    return network
+
+
 @quiet
 def in_range(network, X):
     """Return whether inputs, arrays of the host's or of the engine's, are around 1, as a network expects them.

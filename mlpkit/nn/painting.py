@@ -1,6 +1,6 @@
 """The models of style transfer: the form of VGG-16, whose activations are looked at, and a network that paints."""
 
-from mlpkit.checks import check_choice
+from mlpkit.checks import check_choice, check_sizes
 
 from .conv import AvgPool, Conv
 from .layers import Layer, ReLU, Sigmoid
@@ -37,6 +37,7 @@ def painter(shape, loss=MeanSquaredError(), channels=(16, 48), blocks=4):  # noq
     Odena, Dumoulin and Olah (2016) do. channels: at a half of the size, and at a quarter. blocks: of two
     convolutions with a way past them. Raises ValueError for other edges, as the result would have another shape.
     """
+    shape = check_sizes(shape, least=1)
     if len(shape) != 3 or shape[1] % 4 or shape[2] % 4:
         raise ValueError(f"a painter's pictures have edges that are multiples of 4, not {shape}: cut them.")
     half, quarter = channels

@@ -7,7 +7,7 @@ train a network with: Johnson, Alahi and Fei-Fei (2016), "Perceptual losses for 
 
 from dataclasses import dataclass
 
-from mlpkit.checks import check_finite
+from mlpkit.checks import check_choice, check_finite, check_not_negative
 
 from .conv import check_image
 from .layers import Layer
@@ -91,6 +91,15 @@ class Perceptual(Loss):
     smoothness: float = 0.0
 
     operations = ("add", "concat", "linear_backward_input")
+    checks = tuple((name, check_not_negative) for name in ("content_weight", "style_weight", "smoothness"))
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.trunk, Network) or not isinstance(self.grams, dict):
+            raise TypeError("a Perceptual has a Network as its trunk, and a dict of grams: take Perceptual.of_style.")
+        paths = [".".join(map(str, path)) for path, *_ in self.trunk.model.walk]
+        for path in (self.content, *self.grams):
+            check_choice("layer of the trunk", path, paths)
 
     @classmethod
     def of_style(cls, trunk, picture, layers, content, **weights):

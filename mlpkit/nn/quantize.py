@@ -22,6 +22,7 @@ from .conv import Conv
 from .fold import fold
 from .fused import Operation, operations
 from .layers import Flatten, Linear
+from .network import check_is_network
 
 MOST = 255  # of a tensor
 MOST_PAIR = 127.5  # the sum of two weights before they are rounded, each by half at most: 128 then
@@ -262,6 +263,7 @@ def quantize(network, X, calibration="min-max", bits=8):
     if not callable(calibration):
         check_choice("calibration", calibration, CALIBRATIONS)
     check_bits(bits)
+    check_is_network(network)
     choose = calibration if callable(calibration) else CALIBRATIONS[calibration]
     check_batch(X, network.model.input, network.dtype)
     check_finite("examples of a calibration", X)

@@ -4,19 +4,12 @@ They are arithmetic on arrays, NumPy's or CuPy's, that no engine does in another
 """
 
 from dataclasses import dataclass
-from math import isfinite
-from numbers import Real
 
 import numpy as np
 
+from mlpkit.checks import check_number
+
 from .layers import Layer
-
-
-def check_bound(name, value):
-    """Return `value` as a float. Raises ValueError unless it is a finite number."""
-    if not isinstance(value, Real) or not isfinite(value):
-        raise ValueError(f"{name} must be a finite number, not {value!r}.")
-    return float(value)
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +20,7 @@ class Clip(Layer):
     high: float
 
     operations = ("multiply",)
-    checks = (("low", check_bound), ("high", check_bound))
+    checks = (("low", check_number), ("high", check_number))
 
     def forward(self, at, z):
         at.a = z.clip(self.low, self.high)

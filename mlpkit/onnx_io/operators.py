@@ -32,11 +32,13 @@ HELP = {
 class Setting:
     """A node where it stands. shape: of an example that goes in. constants: its inputs, None for what is none.
 
-    batch: of the file, None where it is free. version: of the operators. What is taken of the attributes is noted.
+    batch: of the file, None where it is free. version: of the operators. rank: how many axes the file has there. What
+    is taken of the attributes is noted.
     """
 
-    def __init__(self, node, shape, constants, batch, version):
+    def __init__(self, node, shape, constants, batch, version, rank):
         self.node, self.shape, self.constants, self.batch, self.version = node, shape, constants, batch, version
+        self.rank = rank
         self.taken: set[str] = set()
 
     def get(self, name: str, default: Any = None, allowed: tuple | None = None) -> Any:
@@ -44,7 +46,7 @@ class Setting:
         self.taken.add(name)
         value: Any = self.node.attributes.get(name, default)
         value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        value = value + 1 + len(self.shape) if name == "axis" and value is not None and value < 0 else value
+        value = value + self.rank if name == "axis" and value is not None and value < 0 else value
         value = tuple(value) if isinstance(value, list) else value
         only(allowed is None or value in allowed, f"{name} {' or '.join(map(str, allowed or ()))}, not {value}")
         return value
@@ -112,6 +114,7 @@ def read(of, made):
     """Append what a node becomes to `made`. Raises ValueError, a piece of a sentence, for what is not in the table."""
     name = of.node.operator
     need(name in OPERATORS, f"there is no layer for it; {HELP.get(name, 'make it of others, or cut it off')}")
+    only(name == "Add" or of.constants[0] is None, "a constant in every place but the first")
     OPERATORS[name].read(of, made)
     only(of.node.attributes.keys() <= of.taken, f"no {', '.join(sorted(of.node.attributes.keys() - of.taken))}")
 
@@ -227,6 +230,7 @@ def _mean(of, made):
 def _batch_norm(of, made):
     of.get("training_mode", 0, (0,)), of.get("spatial", 1, (1,))
     momentum = decimal(1 - decimal(of.get("momentum", 0.9)))
+    only((of.constant(4) >= 0).all(), "no variance below 0")
     layer = BatchNorm(momentum if 0 <= momentum < 1 else 0.1, decimal(of.get("epsilon", 1e-5)))
     made.append((layer, {name: of.constant(i) for i, name in enumerate(("gamma", "beta", "mean", "variance"), 1)}))
 
@@ -301,7 +305,7 @@ def plain(name, becomes, cases, make, what="all"):
 
 def _softmax(of):
     only(of.version > 12 or len(of.shape) == 1, "a newer version of Softmax")
-    of.get("axis", -1, (1,))
+    of.get("axis", -1 if of.version > 12 else 1, (1,))
     return Softmax()
 
 

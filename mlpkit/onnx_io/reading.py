@@ -16,7 +16,9 @@ from .structure import steps_of
 
 MOST_VALUES = 2**28  # between two layers, of an example
 MOST_SIZES = 64  # what sizes are computed from
+MOST_TIMES = 32  # as many bytes as a file's constants have are what is computed of them
 GROWING = frozenset(("Concat", "ConstantOfShape", "Gather"))
+ROWS = frozenset(("Flatten", "Gemm", "MatMul", "Reshape"))
 FOLDED = GROWING.union(
     *(["Cast", "Constant", "DequantizeLinear", "Identity"], ["Reshape", "Shape", "Slice", "Squeeze"]),
     ["Transpose", "Unsqueeze"],
@@ -43,7 +45,7 @@ def read(path, engine=engines.BASELINE, shape=None):
 def network_of(graph, engine=engines.BASELINE, shape=None):
     """Return the network that a `Graph` describes. Raises what `read` raises."""
     shape = _input(graph, shape)
-    made, _ = _Reader(graph).sequence(steps_of(graph), shape)
+    made, _ = _Reader(graph, shape).sequence(steps_of(graph), shape)
     model = Model(shape, tuple(layer for layer, _ in made), _loss(graph.metadata))
     most = max(prod(each) for each in (model.output, *(each for _, _, each, _ in model.walk)))
     need(most <= MOST_VALUES, f"between two layers it has more than {MOST_VALUES:,} values of one example")
@@ -76,19 +78,31 @@ def _loss(metadata):
 
 
 class _Reader:
-    """Makes layers of steps; `made` are pairs, a layer and its arrays by name."""
+    """Makes layers of steps; `made` are pairs, a layer and its arrays by name.
 
-    def __init__(self, graph):
-        self.graph, self.constants = graph, {"": None}
+    ranks: how many axes each value has in the file, where a mean over an image keeps two of length 1.
+    """
+
+    def __init__(self, graph, shape):
+        self.graph, self.constants, self.ranks = graph, {"": None}, {graph.input: 1 + len(shape)}
+        self.read, self.left = set(), 2**20  # names, and bytes
         for node in graph.nodes:  # what is computed from constants alone, and what asks for shapes
-            names = () if node.operator == "Shape" else node.inputs
-            if node.operator in FOLDED and all(name in self.constants or name in graph.tensors for name in names):
-                self.constants[node.outputs[0]] = _named(node, _computed, node, *map(self.constant, names))
+            known = all(name in self.constants or name in graph.tensors for name in node.inputs)
+            if node.operator in FOLDED and (known or node.operator == "Shape"):
+                found = _named(node, _computed, node, *(map(self.constant, node.inputs) if known else ()))
+                self.constants[node.outputs[0]] = found
+                self.left += found.nbytes * (MOST_TIMES if node.operator == "Constant" else -1)
+                need(self.left >= 0, f"{node} and those before it make more than {MOST_TIMES} times its constants")
 
     def constant(self, name):
         """Return a constant as an array; None for what is none."""
         found = self.constants.get(name)
-        return self.graph.constant(name) if found is None and name in self.graph.tensors else found
+        if found is not None or name not in self.graph.tensors:
+            return found
+        found = self.graph.constant(name)
+        self.left += MOST_TIMES * found.nbytes * (name not in self.read)
+        self.read.add(name)
+        return found
 
     def sequence(self, steps, shape):
         """Return what is made of a sequence of steps, a list, and the shape that comes out."""
@@ -101,12 +115,18 @@ class _Reader:
     def step(self, node, shape, branches, made):
         """Append what a node becomes to `made`, and return the shape that comes out."""
         before, constants = len(made), [*map(self.constant, node.inputs)]
-        of = operators.Setting(node, shape, constants, self.graph.batch, self.graph.version)
+        rank = next(self.ranks[name] for name in node.inputs if name in self.ranks)
+        of = operators.Setting(node, shape, constants, self.graph.batch, self.graph.version, rank)
         made += [operators.join(of, branches)] if branches else []
         if not branches:
             operators.read(of, made)
-        for layer, _ in made[before:]:
-            shape = layer.output(shape)
+        try:
+            for layer, _ in made[before:]:
+                shape = layer.output(shape)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        gone = node.operator in ROWS or not node.attributes.get("keepdims", 1)
+        self.ranks[node.outputs[0]] = 1 + len(shape) if gone else rank
         return shape
 
 
@@ -122,8 +142,9 @@ def _named(node, function, *arguments):
 
 def _computed(node, *inputs):
     """Return what a node makes of constants, as ONNX's own reference does: sizes, and weights that are in integers."""
-    if node.operator == "Shape":  # as a Reshape has it, 0 is the batch; -2, which is nothing, what is not known here
-        return np.array([0] + [-2] * 7)
+    if node.operator == "Shape" and not inputs:  # as a Reshape has it, 0 is the batch; -2, nothing, what is not known
+        start, end = node.attributes.get("start", 0), node.attributes.get("end", 8)
+        return np.array(([0] + [-2] * 7)[start:end] if min(start, end) >= 0 else [-2] * 8)  # from the end: which?
     if node.operator == "Constant":
         ((name, value),) = node.attributes.items()
         return array_of(value, "") if name == "value" else np.array(value, np.float32 if "float" in name else np.int64)

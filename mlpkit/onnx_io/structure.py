@@ -39,6 +39,7 @@ def steps_of(graph):
             node = makers[value]
             need(node.number not in seen, f"what {node} makes goes several ways that do not meet in one sum or Concat")
             seen.add(node.number)
+            need(value == node.outputs[0], f"what is used of {node} is not its first output, which alone is read")
             data = [name for name in node.inputs if name in dominators]
             value = dominators[value][0]
             found.append(Step(node, tuple(steps(name, value, depth + 1) for name in data) if len(data) > 1 else ()))

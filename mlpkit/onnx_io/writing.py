@@ -13,6 +13,7 @@ from mlpkit.nn.concat import Concat
 from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.fold import fold as folded
 from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid, Tanh
+from mlpkit.nn.network import check_is_network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
@@ -36,6 +37,7 @@ def write(network, path, fold=True, metadata=()):
     more than 2 GB, and OSError where the file can't be written.
     """
     onnx = need_onnx()
+    check_is_network(network)
     network = folded(network) if fold else network
     graph = _Graph(onnx, network)
     graph.add("Identity", "output", graph.chain(network.layers, "input"))

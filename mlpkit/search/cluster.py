@@ -5,7 +5,9 @@ Each worker does one task at a time: on a GPU of its own, or with few threads, a
 
 import logging
 import os
+import signal
 from contextlib import ExitStack, contextmanager, nullcontext
+from multiprocessing import resource_tracker
 
 import dask
 from distributed import Client, LocalCluster, SSHCluster, WorkerPlugin
@@ -38,10 +40,15 @@ class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
 
 @contextmanager
 def client_of(study):
-    """Yield a Dask client whose workers are the study's. Raises OSError where they, or a scheduler, are not there."""
+    """Yield a Dask client whose workers are the study's. OSError where they, or a scheduler, are not there.
+
+    Raises ValueError for more workers than this machine has room for.
+    """
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker has died is ours to tell
     if study.cluster == "local":
         engines.load(study.engine)  # or why it can't run here
+        if (study.workers or 0) > (most := max(8, machine.cores())):
+            raise ValueError(f"{study.workers} workers are too many for {machine.cores()} cores: take {most} at most.")
     with ExitStack() as stack, dask.config.set(QUIET):
         try:
             cluster = stack.enter_context(_cluster_of(study))
@@ -54,6 +61,23 @@ def client_of(study):
         yield client
 
 
+@contextmanager
+def _deaf():
+    """Begin threads and processes that hear no Ctrl-C: a terminal sends it to workers too, which would complain.
+
+    Who begins them hears it afterwards. Windows can't.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # Python's own, which else would open the ears of the thread that begins it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _cluster_of(study):
     """Return a new cluster, or an empty context for an address."""
     deaths = {"allowed_failures": DEATHS - 1}
@@ -62,7 +86,8 @@ def _cluster_of(study):
             gpu.count() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1
         )
         options = {"env": dict.fromkeys(THREADS, str(study.threads)), "silence_logs": logging.CRITICAL}
-        return LocalCluster(None, count, 1, dashboard_address=None, scheduler_kwargs=deaths, **options)
+        with _deaf():
+            return LocalCluster(None, count, 1, dashboard_address=None, scheduler_kwargs=deaths, **options)
     if study.cluster == "ssh":
         return SSHCluster(study.hosts, worker_options={"nthreads": 1}, scheduler_options=deaths)
     if study.cluster == "slurm":

@@ -159,6 +159,7 @@ def _distribution(name, span):
             return CategoricalDistribution(choices)
         case {"low": int() | float() as low, "high": int() | float() as high, **more}:
             rising = -LARGE < low < high < LARGE and (low > 0 or not more.get("log"))
+            rising = rising and isinstance(more.get("log", False), bool)
             if rising and more.keys() <= {"log", "points"}:
                 kind = IntDistribution if type(low) is type(high) is int else FloatDistribution
                 return kind(low, high, log=bool(more.get("log")))

@@ -7,6 +7,7 @@ way through its layers one costs several times the event loop's time that its pr
 import asyncio
 import json
 import logging
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -18,28 +19,39 @@ from fastapi.responses import HTMLResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mlpkit import __version__
+from mlpkit.checks import check_positive
 from mlpkit.words import short
 
-from .batching import Batcher, Closed, Full, Late
+from .batching import Batcher, Closed, Full, Late, checked
 from .explain import pictures
 from .inputs import ARRAYS, MOST_BYTES, Refused
 
+MOST_SECONDS = 3_600  # that a request may wait
 SLOW = 10.0  # seconds that a body may take to come
 SOON = 0.05  # seconds after which somebody looks whether the client is still there
 PREPARED = 64  # bodies that may wait to be decoded
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
+def check_deadline(seconds, longest, wait=0.0, **queue):
+    """Return a request's deadline in seconds. Raises TypeError or ValueError for a `Service`'s setting that is none."""
+    checked(longest, wait, **queue)
+    if not wait < check_positive("seconds", seconds) <= MOST_SECONDS:
+        raise ValueError(f"seconds must be above wait, {wait:g}, and at most {MOST_SECONDS:,}, not {seconds:g}.")
+    return seconds
+
+
 class Service:
     """A network as an ASGI application.
 
     predictions: functions of images uint8 that return each class's probability, one for each worker. classes: their
-    names. reader: makes images of bodies. seconds: a request's deadline. queue: a `Batcher`'s other arguments.
+    names. reader: makes images of bodies. seconds: a request's deadline. queue: a `Batcher`'s other arguments. Raises
+    TypeError or ValueError for what is no setting.
     """
 
     def __init__(self, network, predictions, classes, reader, seconds, **queue):
         self.network, self.predictions, self.classes = network, predictions, classes
-        self.reader, self.seconds, self.queue = reader, seconds, queue
+        self.reader, self.seconds, self.queue = reader, check_deadline(seconds, **queue), queue
         self.computing = ThreadPoolExecutor(1, "prepare")
         self.preparing, self.accepted, self.done = 0, 0, 0
         self.entering = 0  # requests whose tasks begin in this turn of the event loop
@@ -106,7 +118,10 @@ class Service:
         kind = headers.get(b"content-type", b"").decode("latin-1")
         is_bytes = kind == ARRAYS  # nothing has to be computed then
         rows = self.reader.read(body, kind) if is_bytes else await self.compute(self.reader.read, body, kind)
-        told = [self._answer(row, k) for row in (await self.outputs(rows, receive)).tolist()]
+        found = (await self.outputs(rows, receive)).tolist()
+        if not all(math.isfinite(sum(row)) for row in found):
+            raise Refused(500, "the network's outputs for this image are not finite: serve another network.")
+        told = [self._answer(row, k) for row in found]
         if explain:
             labels = [self.classes.index(each["classes"][0]["name"]) for each in told]
             drawn = await self.compute(pictures, self.network, rows, labels)

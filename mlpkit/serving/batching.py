@@ -55,6 +55,13 @@ class Request:
     deadline: float
 
 
+def checked(longest, wait=0.0, capacity=1024, target=None):
+    """Return a `Batcher`'s settings. Raises TypeError or ValueError for what is none."""
+    longest, wait = check_count("longest", longest), check_not_negative("wait", wait)
+    target = math.inf if target is None else check_positive("target", target)
+    return longest, wait, check_count("capacity", capacity, longest), target
+
+
 class Batcher:
     """One queue, and a thread for each prediction.
 
@@ -67,9 +74,7 @@ class Batcher:
     """
 
     def __init__(self, predictions, longest, wait=0.0, capacity=1024, target=None, deliver=None, watch=None):
-        self.longest, self.capacity = check_count("longest", longest), check_count("capacity", capacity, longest)
-        self.wait = check_not_negative("wait", wait)
-        self.target = math.inf if target is None else check_positive("target", target)
+        self.longest, self.wait, self.capacity, self.target = checked(longest, wait, capacity, target)
         self.deliver = deliver or (lambda call, *arguments: call(*arguments))
         self.watch = watch or (lambda requests, seconds: None)
         self.waiting = 0  # rows in the queue

@@ -15,8 +15,12 @@ class Bin(NamedTuple):
     accuracy: float
 
 
+@np.errstate(invalid="ignore")  # it shows in what is returned
 def probabilities(outputs, temperature=1.0):
-    """Return softmax(outputs / temperature), (n, classes) float64. The order of the classes stays as it is."""
+    """Return softmax(outputs / temperature), (n, classes) float64. The order of the classes stays as it is.
+
+    Of outputs that are not finite they are NaN.
+    """
     z = np.asarray(outputs, np.float64) / check_positive("temperature", temperature)
     powers = np.exp(z - z.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)

@@ -18,13 +18,14 @@ from mlpkit.nn.losses import SoftmaxCrossEntropy
 from mlpkit.nn.network import Network
 from mlpkit.words import counted
 
-from .app import Service
+from .app import Service, check_deadline
 from .calibration import probabilities, temperature
 from .explain import pictures
 from .inputs import Reader
 
 HEAD_SECONDS, HEAD_BYTES = 5, 32_768  # in which the head of a request must have come
 CONNECTIONS = 900  # at a time; of more each request gets 503
+CALIBRATING = 500  # images that show ranges to an engine of integers
 SMALL = 16_384  # bytes of a body that need not be awaited before its request is refused
 
 
@@ -97,7 +98,9 @@ def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, capacit
     of: the data set that it was trained on, whose validation images calibrate it, or None. Others: see `Batcher` and
     `Service`. Raises what `Network.load` and `data.load` raise, and ValueError for a network of other images.
     """
-    network, degree = Network.load(path, engine), 1.0
+    queue = dict(longest=longest, wait=wait, capacity=capacity, target=target)
+    check_deadline(seconds, **queue)
+    network, degree, shown = Network.load(path, engine), 1.0, None
     shape, classes = shape_of(network), [str(label) for label in range(network.model.output[0])]
     if of:
         known = data.load(of)
@@ -105,8 +108,9 @@ def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, capacit
         if X.shape[1:] != shape or len(known.classes) != len(classes):
             raise ValueError(f"{path} was not trained on {of}: name its data set with --data, or --data none.")
         classes = list(known.classes)
+        shown = X[:CALIBRATING]
         degree = temperature(np.concatenate([network.forward(X[i : i + 500]) for i in range(0, len(X), 500)]), y)
-    compiled = network.compiled(longest)
+    compiled = _compiled(network, longest, shown)
 
     def predict(rows):
         return probabilities(compiled(rows), degree)
@@ -114,8 +118,17 @@ def service(path, engine="numba_conv", of="mnist", longest=64, wait=0.0, capacit
     nothing = np.zeros((longest, *shape), np.uint8)
     predict(nothing)  # what is compiled or allocated at first is so before a request
     pictures(network, nothing[:1], [0])
-    queue = dict(longest=longest, wait=wait, capacity=capacity, target=target)
     return Service(network, [predict], classes, Reader(shape, longest, of == "mnist"), seconds, **queue)
+
+
+def _compiled(network, longest, shown):
+    """Return the network's predictions; an engine that makes them in integers is shown images, for their ranges."""
+    try:
+        return network.compiled(longest)
+    except TypeError as error:
+        if shown is None:
+            raise ValueError(f"{str(error).rstrip('.')}: serve takes them from --data.") from error
+        return network.compiled(longest, calibration=shown)
 
 
 def server(service):
@@ -128,14 +141,23 @@ def server(service):
     return uvicorn.Server(config)
 
 
+def _listening(host, port):
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except (OSError, OverflowError, UnicodeError) as error:  # such as a port beyond 65,535, or a host of dots
+        reason = getattr(error, "strerror", None) or error
+        sentence = f"nothing can listen at {host}, port {port} ({reason}): choose another --host or --port."
+        raise OSError(sentence) from error
+
+
 def run(service, host, port):
     """Serve until SIGTERM or Ctrl-C; then answer what was accepted, and return the exit code."""
-    gc.collect()
-    gc.freeze()  # else the collector looks through all that was imported, now and then, for a tenth of a second
-    sys.setswitchinterval(0.001)  # seconds for which the event loop may keep the worker waiting for Python's lock
-    logging.getLogger("python_multipart").setLevel("ERROR")  # a line for each bad request would fill whatever reads it
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn, which hears it first, raises it again at its end
-    with socket.create_server((host, port), backlog=512) as sock:
+    with _listening(host, port) as sock:
+        gc.collect()
+        gc.freeze()  # else the collector looks through all that was imported, now and then, for a tenth of a second
+        sys.setswitchinterval(0.001)  # seconds for which the event loop may keep the worker waiting for Python's lock
+        logging.getLogger("python_multipart").setLevel("ERROR")  # lines for bad requests would fill what reads them
+        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn, which hears it first, raises it again at its end
         print(f"serving at http://{host}:{sock.getsockname()[1]}/ until Ctrl-C", flush=True)
         server(service).run([sock])
     lost = service.accepted - service.done

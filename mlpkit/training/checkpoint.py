@@ -105,6 +105,8 @@ def _check_history(history, examples):
     for number in values:
         if type(number) not in (int, float) or not abs(number) < 1e308:
             raise ValueError(f"{number!r} is in its history")
+    if any(epoch.validation and "loss" not in epoch.validation for epoch in history.epochs):
+        raise ValueError("a validation without a loss is in its history")
     for count in history.samples:
         check_count("samples", count)
     steps, epochs = len(history.loss), len(history.epochs)

@@ -65,7 +65,7 @@ class Recipe:
         changed |= {"model": check_model(self.model), "dtype": str(check_dtype(self.dtype))}
         if self.augment is not None:
             check_augmentation(self.augment)
-        changed["settings"] = check_settings(self.optimizer, dict(self.settings))
+        changed["settings"] = check_settings(self.optimizer, _by_name(self.settings))
         for name, value in changed.items():  # JSON knows no other numbers than Python's
             object.__setattr__(self, name, value)
 
@@ -152,6 +152,13 @@ def check_augmentation(augment):
 
     if not isinstance(augment, Augmentation):
         raise TypeError(f"augment must be an Augmentation, or None, not {augment!r}.")
+
+
+def _by_name(settings):
+    try:
+        return dict(settings)
+    except (TypeError, ValueError):
+        raise TypeError(f"settings must be numbers by name, such as {{'momentum': 0.95}}, not {settings!r}.") from None
 
 
 def check_settings(optimizer, settings):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
 
 from mlpkit.data.bicubic import resize
 from mlpkit.data.patches import cropped, eightfold, patches, small_and_large, with_halo
@@ -45,3 +46,20 @@ def test_eight_ways_to_lay_a_square_are_all_different_and_alike_for_both():
     assert found.shape == (16, 1, 4, 4)
     assert len(np.unique(found[::2].reshape(8, -1), axis=0)) == 8
     assert_array_equal(found[4:6], np.rot90(images, 2, (2, 3)))
+
+
+@pytest.mark.parametrize("odd", [None, "a", 3, np.zeros(5), np.zeros((1, 0, 5))])
+@pytest.mark.parametrize("take", [cropped, with_halo])
+def test_what_is_no_picture_is_told(take, odd):
+    with pytest.raises((TypeError, ValueError), match="a picture") as caught:
+        take(odd, 2)
+    one_sentence(caught.value)
+
+
+def test_a_halo_below_zero_and_pixels_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="halo must be at least 0"):
+        with_halo(np.zeros((5, 5)), -1)
+    for dtype in (bool, complex, str):
+        with pytest.raises(TypeError, match="pixels are numbers") as caught:
+            resize(np.zeros((5, 5), dtype), (3, 3))
+        one_sentence(caught.value)

@@ -105,3 +105,11 @@ def test_it_has_the_parameters_of_its_moment_and_leaves_the_network_alone():
     network.theta[:] = 0
     assert_array_equal(predict(x), wanted)
     assert not np.array_equal(network.forward(x), wanted)
+
+
+@pytest.mark.parametrize("engine", [name for name in CONVOLVING if not engines.on_gpu(name)])
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
+def test_a_model_without_layers_puts_out_what_comes_in(engine, shape):
+    options = {"precision": "float32"} if engine == "numba_int8" else {}
+    model = Model(shape, ())
+    assert_array_equal(new(engine, model).compiled(3, **options)(rows(model, 2)), rows(model, 2))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from shared import one_sentence
 
 from mlpkit.boxes import detections
 from mlpkit.engines import numpy_baseline
@@ -152,3 +153,33 @@ def test_focal_and_giou_are_pytorchs():
     loss, dz = numpy_baseline.giou(z, boxes, counts, 1 / 7)
     assert_allclose(loss, wanted.item(), rtol=1e-12)
     assert_allclose(dz, given.grad.numpy(), atol=1e-13)
+
+
+GOOD = truth_of((2, 8, 4, 24, 20))
+
+
+@pytest.mark.parametrize(
+    ("truth", "words"),
+    [
+        *[(each, "shape (n, k, 5)") for each in (GOOD[..., :4], GOOD[0], [[1, 2]])],
+        *[(GOOD * each, "finite") for each in (np.nan, np.inf)],
+        *[(truth_of((label, 8, 4, 24, 20)), "from 0 to 2, or -1") for label in (3, 0.5)],
+        (truth_of((0, 24, 20, 8, 4)), "left <= right"),
+    ],
+)
+def test_what_are_no_objects_is_refused_in_a_sentence(truth, words):
+    with pytest.raises(ValueError, match="truth") as caught:
+        LOSS.match(truth)
+    one_sentence(caught.value, words)
+
+
+def test_pictures_without_objects_have_targets_too():
+    assert (LOSS.match(np.empty((2, 0, 5)))[:, 0] == -1).all()
+    assert_array_equal(LOSS.match(GOOD.tolist()), LOSS.match(GOOD))
+
+
+@pytest.mark.parametrize("outputs", [np.full((1, 7 * CELLS), np.nan, np.float32), np.zeros((1, 7 * CELLS - 1))])
+def test_outputs_that_are_none_are_not_taken_for_an_empty_picture(outputs):
+    with pytest.raises(ValueError, match=r"outputs must be finite|must have shape") as caught:
+        detections(LOSS, outputs)
+    one_sentence(caught.value)

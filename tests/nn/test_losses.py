@@ -9,13 +9,15 @@ from shared import one_sentence, sweep
 from test_layers import noisy, targets_of
 
 from mlpkit.nn.conv import Conv
+from mlpkit.nn.detection import Detection
 from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.heads import Heads
 from mlpkit.nn.image_losses import Charbonnier
-from mlpkit.nn.layers import Flatten, Linear, ReLU, Tanh
-from mlpkit.nn.losses import BinaryCrossEntropy, Hinge, MeanSquaredError, SoftmaxCrossEntropy
+from mlpkit.nn.layers import Flatten, Layer, Linear, ReLU, Tanh
+from mlpkit.nn.losses import BinaryCrossEntropy, Hinge, Loss, MeanSquaredError, OfClasses, SoftmaxCrossEntropy
 from mlpkit.nn.model import Model
 from mlpkit.nn.network import Network
+from mlpkit.nn.squash import Clip
 from mlpkit.optim import SGD
 from mlpkit.training.fit import fit
 
@@ -236,3 +238,37 @@ def test_labels_for_images_without_flatten_are_refused_with_advice():
         network.check_targets(np.zeros(4, int), 4)
     one_sentence(caught.value)
     Network(model=Model((1, 6, 6), (Conv(2, 3), Flatten(), Linear(2)))).check_targets(np.zeros(4, int), 4)
+
+
+HUGE = 10**400  # no float is as large
+NONE = ("a", (), (1,), -1.0, 0, np.nan, np.inf, 1e300, HUGE, [1], b"x", np.array([1, 2]))
+ODD = [
+    *[(make, value) for make in (MeanSquaredError, Charbonnier) for value in NONE],
+    *[(lambda value: Charbonnier(eps=value), value) for value in NONE],
+    *[(SoftmaxCrossEntropy, value) for value in (5, "ab", (1, "a"), (0,), (2.5,), (None,), (True, -1), np.array([1]))],
+    *[(lambda value: Detection(3, (32, 32), prior=value), value) for value in (0, 1, 2.0, -1, np.nan, "a", HUGE)],
+    *[(lambda value: Detection(3, (32, 32), alpha=value), value) for value in (0, 1, 2.0, -1, np.nan, "a", HUGE)],
+    *[(Heads, value) for value in (3, (1, 2), ((10,),), "ab", None, ((1, SoftmaxCrossEntropy(), 1, 1),))],
+    *[(lambda value: Clip(value, 1), value) for value in ("a", np.nan, HUGE, None)],
+]
+
+
+@pytest.mark.parametrize(("make", "value"), ODD)
+def test_a_setting_that_is_none_is_refused_as_it_is_made(make, value):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make(value)
+    one_sentence(caught.value, "must be" if make is not Heads else "a head")
+
+
+@pytest.mark.parametrize("loss", [Loss(), OfClasses()])
+def test_a_loss_that_computes_nothing_is_refused(loss):
+    with pytest.raises(TypeError, match="no loss yet") as caught:
+        Model((3,), (Linear(3),), loss)
+    one_sentence(caught.value)
+
+
+def test_a_layer_that_is_not_written_yet_says_so():
+    network = Network(model=Model((3,), (Linear(3), Layer())))
+    with pytest.raises(NotImplementedError, match="has no forward") as caught:
+        network.forward(np.ones((2, 3), np.float32))
+    one_sentence(caught.value, "Layer()")

@@ -8,13 +8,20 @@ import pytest
 from shared import one_sentence
 
 from mlpkit import data, engines
+from mlpkit.executors.tiles import Tiles
 from mlpkit.nn.conv import Conv
+from mlpkit.nn.enlarging import enlarger, espcn
+from mlpkit.nn.explain import grad_cam, saliency
+from mlpkit.nn.fold import fold
+from mlpkit.nn.gradcheck import gradient_error
 from mlpkit.nn.layers import Linear, ReLU
 from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
 from mlpkit.nn.models import mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.painting import painter
+from mlpkit.nn.quantize import quantize
 from mlpkit.optim import Adam
 from mlpkit.training.fit import fit
 
@@ -233,3 +240,38 @@ def test_where_numpy_raises_a_network_learns_and_predicts_all_the_same(name):
         assert len(fit(network, Adam(network), (x, Y), (x, Y), epochs=1, batch_size=8).loss) == 5
     finally:
         np.seterr(**before)
+
+
+TAKERS = {
+    "fold": fold,
+    "quantize": lambda odd: quantize(odd, np.zeros((4, 6), np.float32)),
+    "saliency": lambda odd: saliency(odd, np.zeros((4, 6), np.float32)),
+    "grad_cam": lambda odd: grad_cam(odd, np.zeros((4, 6), np.float32)),
+    "gradient_error": lambda odd: gradient_error(odd, np.zeros((4, 6)), np.zeros(4, int)),
+    "Tiles": Tiles,
+}
+
+
+@pytest.mark.parametrize(
+    "odd", [mlp(6, 5, 3), None, "network.npz", np.zeros(3), Linear(3)], ids=lambda odd: type(odd).__name__
+)
+@pytest.mark.parametrize("name", TAKERS)
+def test_what_is_no_network_is_told_by_its_kind(name, odd):
+    with pytest.raises(TypeError, match="network must be a Network") as caught:
+        TAKERS[name](odd)
+    one_sentence(caught.value, type(odd).__name__)
+
+
+@pytest.mark.parametrize("scale", [0, -1, 2.5, "2", None])
+def test_a_scale_that_is_none_makes_no_enlarger(scale):
+    for make in (lambda: espcn(20, scale), lambda: enlarger(20, scale)):
+        with pytest.raises((TypeError, ValueError), match="scale must be") as caught:
+            make()
+        one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("shape", [5, None, (3, 5, 8), (3, 8), "ab", (3, 0, 8)])
+def test_a_painter_says_of_which_edges_pictures_must_be(shape):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        painter(shape)
+    one_sentence(caught.value, "must be" if shape not in ((3, 5, 8), (3, 8)) else "multiples of 4")

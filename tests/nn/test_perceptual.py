@@ -206,3 +206,20 @@ def test_a_layer_of_vgg_that_is_not_there_is_refused_with_the_names_of_those_tha
     model, paths = vgg((3, 64, 64), "relu5_3")
     assert len(paths) == 13
     assert model.output == (512, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trunk": "a"}, "a Network as its trunk"),
+        ({"grams": ["0"]}, "dict of grams"),
+        ({"content": "99"}, "there is no layer of the trunk '99'"),
+        ({"grams": {"99": 0}}, "there is no layer of the trunk '99'"),
+        *[({name: np.nan}, f"the {name} of Perceptual must") for name in ("content_weight", "style_weight")],
+        ({"smoothness": -1}, "the smoothness of Perceptual must be a finite number, 0 or above"),
+    ],
+)
+def test_what_makes_no_loss_is_refused_as_it_is_made(changes, words):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        replace(loss_on("numpy_baseline"), **changes)
+    one_sentence(caught.value, words)

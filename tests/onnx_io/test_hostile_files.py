@@ -51,6 +51,11 @@ for _i in range(60):
 DEEP += [("Add", f"v{60 - _i if _i == 0 else 100 + _i},v{59 - _i}", f"v{101 + _i}", {}) for _i in range(59)]
 DOUBLING = [("Constant", "", "c0", {"value_ints": [1, 2]})]
 DOUBLING += [("Concat", f"c{i},c{i}", f"c{i + 1}", {"axis": 0}) for i in range(40)]
+POOLED = ("GlobalAveragePool", "x", "g", {})  # (n, 3, 1, 1) there
+COPIES = [("Identity", "W", "c0", {}), *[("Identity", f"c{i}", f"c{i + 1}", {}) for i in range(400)]]
+MINUS = ("Constant", "", "m", {"value_ints": [-1]})
+FROM_A_SHAPE = [("Constant", "", "z", {"value_ints": [0]}), ("Gather", "s,z", "q", {}), MINUS,
+                ("Concat", "q,m", "t", {"axis": 0}), ("Reshape", "x,t", "y", {})]  # fmt: skip
 T = 10**12
 FILES = {
     "no file of ONNX": (b"PK\x03\x04 not at all", "no ONNX file"),
@@ -135,6 +140,33 @@ FILES = {
         "several ways",
     ),
     "a product of two branches": (file([("Relu", "x", "a", {}), ("Mul", "x,a", "y", {})]), "as only Add and Concat do"),
+    "an axis of length 1, from the end": (file([POOLED, ("Softmax", "g", "y", {"axis": -1})]), "axis 1, not 3"),
+    "branches along an axis of length 1": (
+        file([POOLED, ("Relu", "g", "a", {}), ("Tanh", "g", "b", {}), ("Concat", "a,b", "y", {"axis": -1})]),
+        "axis 1, not 3",
+    ),
+    "a row of pixels from the end": (file([POOLED, ("Flatten", "g", "y", {"axis": -1})]), "axis 1, not 3"),
+    "where the largest were": (file([("MaxPool", "x", "p,y", {"kernel_shape": [2, 2]})]), "first output"),
+    "a mask": (file([("Dropout", "x", "p,m", {}), ("Relu", "m", "y", {})], version=9), "first output"),
+    "rows of as many as channels": (file([("Shape", "x", "s", {"start": 1}), *FROM_A_SHAPE]), "rows of examples"),
+    "rows of as many as weights": (file([("Shape", "W", "s", {}), *FROM_A_SHAPE], [weights(3, 2)]), "rows of examples"),
+    "data in a constant's place": (
+        file([("Resize", "W,x,s", "y", {})],
+             [weights(1, 3, 8, 8), onnx.numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s")]),
+        "every place but the first",
+    ),
+    "a variance below zero": (
+        file([("BatchNormalization", "x,W,W,W,v", "y", {})],
+             [weights(3), onnx.numpy_helper.from_array(-np.ones(3, np.float32), "v")]),
+        "variance",
+    ),
+    "copies of copies": (
+        file([*COPIES, ("Gemm", "x,c400", "y", {})], [weights(64, 2048)], shape=("n", 64)), "32 times"),
+    "a reflection of more than there is": (
+        file([("Pad", "x,p", "y", {"mode": "reflect"})],
+             [onnx.numpy_helper.from_array(np.array([0, 0, 9, 9] * 2), "p")]),
+        "no 9 pixels to reflect",
+    ),
     "a constant that is added to pixels": (file([("Add", "x,W", "y", {})], [weights(8, 8)]), "weights right before"),
 }  # fmt: skip
 
@@ -154,6 +186,16 @@ def test_a_file_that_promises_wrong_is_refused_in_a_sentence(name, tmp_path):
     assert time.process_time() - began < 10
     one_sentence(caught.value, words)
     assert len(str(caught.value)) < 620
+
+
+def test_an_axis_counts_as_many_as_the_file_has(tmp_path):
+    rows = [("Shape", "x", "s", {"start": 0, "end": 1}), MINUS, ("Concat", "s,m", "t", {"axis": 0})]
+    (tmp_path / "a.onnx").write_bytes(file([*rows, ("Reshape", "x,t", "r", {}), ("Softmax", "r", "y", {"axis": -1})]))
+    assert str(onnx_io.read(tmp_path / "a.onnx").model) == "3x8x8, Flatten(), Softmax()"
+    gone = [("ReduceMean", "x", "g", {"axes": [-1, -2], "keepdims": 0}), ("Softmax", "g", "y", {"axis": -1})]
+    for nodes, version in ((gone, 17), ([POOLED, ("Softmax", "g", "y", {})], 12)):
+        (tmp_path / "a.onnx").write_bytes(file(nodes, version=version))
+        assert str(onnx_io.read(tmp_path / "a.onnx").model) == "3x8x8, GlobalAvgPool(), Softmax()"
 
 
 def external(location, **more):
@@ -232,3 +274,10 @@ def test_a_file_says_in_a_sentence_what_is_missing(monkeypatch, tmp_path):
     for ask in (lambda: onnx_io.write(Network(model=SMALL), tmp_path / "a.onnx"), lambda: onnx_io.read("a.onnx")):
         with pytest.raises(ImportError, match=r'pip install "mlpkit\[onnx\]"'):
             ask()
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_model_is_no_network_to_write(fold, tmp_path):
+    with pytest.raises(TypeError, match="network must be a Network") as caught:
+        onnx_io.write(SMALL, tmp_path / "a.onnx", fold)
+    one_sentence(caught.value, "not Model")

@@ -50,7 +50,7 @@ def result(case):
         if len({array.shape for array in inputs}) > 1:
             return None
         read = loading._node(onnx, 0, node)
-        setting = operators.Setting(read, inputs[0].shape[1:], [None] * len(inputs), None, 25)
+        setting = operators.Setting(read, inputs[0].shape[1:], [None] * len(inputs), None, 25, inputs[0].ndim)
         layer, _ = operators.join(setting, [[] for _ in inputs])
         return layer.join(numpy_baseline, inputs), outputs[0]
     model = onnx.ModelProto.FromString(case.model.SerializeToString())

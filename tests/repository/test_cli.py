@@ -107,6 +107,34 @@ def test_a_network_goes_to_an_onnx_file_and_comes_back(tmp_path, capsys):
     assert "no ONNX file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("command", "name"), [("export", "a.npz"), ("import", "a.onnx"), ("export", "link.npz")])
+def test_a_file_is_not_replaced_by_what_is_made_of_it(command, name, tmp_path, capsys):
+    pytest.importorskip("onnx", reason="the package onnx is not installed")
+    Network(model=MLP).save(tmp_path / "a.npz")
+    assert cli.main(["export", str(tmp_path / "a.npz"), str(tmp_path / "a.onnx")]) == 0
+    (tmp_path / "link.npz").symlink_to("a.npz")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    read = tmp_path / name.replace("link", "a")
+    check_refused([command, str(read), str(tmp_path / name)], 1, "choose another name", capsys)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_name_that_a_terminal_has_no_signs_for_stops_nothing(tmp_path):
+    pytest.importorskip("onnx", reason="the package onnx is not installed")
+    Network(model=MLP).save(tmp_path / "a.npz")
+    command = [sys.executable, "-m", "mlpkit", "export", str(tmp_path / "a.npz"), str(tmp_path / "n\u00f6.onnx")]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=results.ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"n\xf6.onnx: " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("export", "nowhere", "b"), ("import", "nowhere", "b"), ("search", "nowhere")])
+def test_a_file_that_is_missing_is_told_in_a_sentence(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_refused(list(arguments), 1, "there is no file nowhere: choose another file.", capsys)
+
+
 MISTAKES = [
     (["--engine", "numpi"], 1, "numpy_baseline"),
     (["--lr", "0"], 1, "lr must be a finite number above 0"),

@@ -1,6 +1,7 @@
 """A search in one process: nothing is lost, done twice or left running, whatever the file and the scheduler do."""
 
 import resource
+import signal
 import sqlite3
 import sys
 import warnings
@@ -112,6 +113,18 @@ def test_dask_does_not_look_after_itself_on_the_cores_that_train(tmp_path):
         (found,) = client.run(lambda: {name: dask.config.get(name) for name in cluster.QUIET}).values()
     assert found == cluster.QUIET
     assert dask.config.get("distributed.worker.profile.enabled")  # whoever else uses Dask in this process has it back
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows has no masks of signals")
+def test_ctrl_c_in_a_terminal_is_heard_by_the_one_that_waits_and_by_no_worker(tmp_path):
+    study = Study(tmp_path, "s", SEARCH, {}, workers=2)
+
+    def blocked():
+        return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    with warnings.catch_warnings(action="ignore"), cluster.client_of(study) as client:
+        assert set(client.run(blocked).values()) == {True}
+        assert not blocked()
 
 
 @pytest.mark.slow
@@ -244,6 +257,12 @@ def test_a_scheduler_that_is_not_there_and_a_package_that_is_missing(tmp_path, m
     monkeypatch.setitem(sys.modules, "asyncssh", None)
     with pytest.raises(OSError, match=r"cluster ssh does not answer \(.*asyncssh"):
         run.search(written(tmp_path, head='cluster = "ssh"\nhosts = ["one", "two"]'))
+
+
+def test_more_workers_than_cores_can_feed_are_refused_before_one_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "LocalCluster", lambda *arguments, **options: pytest.fail("they were started"))
+    with pytest.raises(ValueError, match=r"100000 workers are too many for \d+ cores: take \d+ at most"):
+        run.search(written(tmp_path, head="workers = 100_000"))
 
 
 def test_the_command_shows_trials_and_the_best(tmp_path, quick, capsys):

@@ -59,6 +59,8 @@ WRONG = {
     "from NaN": ("", {"search": "lr = {low = nan, high = 0.1}"}, "lr needs choices"),
     "for ever": ("", {"search": "lr = {low = 0.1, high = inf}"}, "lr needs choices"),
     "the logarithm of 0": ("", {"search": "lr = {low = 0.0, high = 0.1, log = true}"}, "log = true (above 0)"),
+    "a logarithm that is no flag": ("", {"search": "lr = {low = 0.1, high = 0.2, log = 3}"}, "lr needs choices"),
+    "settings that are none": ("", {"recipe": "settings = 3"}, "settings must be numbers by name"),
     "a word too many": ("", {"search": "lr = {low = 0.1, high = 0.2, step = 3}"}, "lr needs choices"),
     "no choices": ("", {"search": "lr = {choices = []}"}, "lr needs choices"),
     "a choice that is none": ("", {"search": 'optimizer = {choices = ["sgd", "best"]}'}, "optimizer 'best'"),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import socket
 import struct
 import threading
@@ -12,10 +13,13 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from shared import one_sentence
 
 pytest.importorskip("fastapi", reason="no fastapi here: the extra `serve` brings it")
 pytest.importorskip("uvicorn", reason="no uvicorn here: the extra `serve` brings it")
 
+from mlpkit.nn.layers import Flatten, Linear
+from mlpkit.nn.model import Model
 from mlpkit.nn.models import FASHION_CNN, mlp
 from mlpkit.nn.network import Network
 from mlpkit.serving import app, command
@@ -129,7 +133,8 @@ def test_a_query_that_means_nothing_is_refused(service, digits, query):
 
 def test_networks_of_rows_and_of_garments_are_served_too(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
-    for name, model in {"rows": mlp(784, 16, 10), "garments": FASHION_CNN}.items():
+    flat = Model((1, 28, 28), (Flatten(), Linear(10)))
+    for name, model in {"rows": mlp(784, 16, 10), "garments": FASHION_CNN, "flat": flat}.items():
         Network("numba_conv", model).save(tmp_path / f"{name}.npz")
         made = command.service(tmp_path / f"{name}.npz", of=None, longest=4, capacity=4)
         for kind, body in ((RAW, image.tobytes()), ("image/png", picture(image))):
@@ -137,11 +142,55 @@ def test_networks_of_rows_and_of_garments_are_served_too(tmp_path):
             assert (status, len(found["predictions"])) == (200, 1)
 
 
+def test_outputs_that_are_not_finite_are_no_prediction(tmp_path):
+    network = Network("numba_conv", Model((3, 8, 6), (Flatten(), Linear(4))))
+    network.theta[: network.n_weights] = np.where(np.arange(network.n_weights) % 8 < 4, 3e38, -3e38)
+    network.save(tmp_path / "network.npz")
+    made = command.service(tmp_path / "network.npz", of=None, longest=4, capacity=4)
+    status, _, found = run(made, bytes([255]) * 144)
+    assert (status, "not finite" in found["detail"]) == (500, True)
+    status, _, found = run(made, bytes(144), query="explain=1")
+    assert (status, len(found["predictions"])) == (200, 1)
+
+
 @pytest.mark.parametrize("model", [mlp(10, 4, 3), mlp(783, 10)])
 def test_a_network_of_no_images_is_refused(tmp_path, model):
     Network("numba_conv", model).save(tmp_path / "network.npz")
     with pytest.raises(ValueError, match="classes of grey or coloured images"):
         command.service(tmp_path / "network.npz", of=None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"longest": 0}, "longest must be at least 1"),
+        ({"capacity": 63}, "capacity must be at least 64, not 63"),
+        *[({"wait": wait}, "wait must be a finite number, 0 or above") for wait in (-1, math.nan, math.inf)],
+        *[({"target": target}, "target must be a finite number above 0") for target in (-1.0, 0.0, math.nan)],
+        *[({"seconds": seconds}, "seconds must be a finite number above 0") for seconds in (0.0, -1.0, math.inf)],
+        *[(each, "seconds must be above wait") for each in ({"wait": 3.0}, {"seconds": 1e9})],
+    ],
+)
+def test_a_setting_that_is_none_is_refused_before_a_file_is_read(settings, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        command.service("nowhere.npz", **settings)
+    one_sentence(caught.value)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99999), ("127.0.0.1", -1), ("...", 0), ("no such host", 0)])
+def test_where_nothing_can_listen_there_is_a_sentence(host, port):
+    with pytest.raises(OSError, match="choose another --host or --port") as caught:
+        command.run(None, host, port)
+    one_sentence(caught.value, host, port)
+
+
+def test_an_engine_of_integers_is_shown_images_of_the_data_set(network_file):
+    with pytest.raises(ValueError, match="--data") as caught:
+        command.service(network_file, "numba_int8", None)
+    one_sentence(caught.value)
+    made = command.service(network_file, "numba_int8", longest=4)
+    (predict,) = made.predictions
+    assert predict(np.zeros((2, 1, 28, 28), np.uint8)).shape == (2, 10)
 
 
 def test_a_network_of_another_data_set_is_refused(tmp_path):

@@ -127,6 +127,7 @@ def test_every_choice_makes_a_difference():
         (dict(model=(784, 10)), TypeError, "model must be a Model, such as mlp(784, 128, 10)"),
         (dict(model="mlp"), TypeError, "model must be a Model"),
         (dict(dtype="float23"), ValueError, "float32 or float64"),
+        *[(dict(settings=odd), TypeError, "settings must be numbers by name") for odd in (3, "ab", [1], None)],
     ],
 )
 def test_a_choice_that_there_is_not_is_refused(change, error, words):

@@ -901,6 +901,13 @@ def test_a_checkpoint_of_another_run_is_refused(make, options, words, tmp_path):
 def test_a_checkpoint_that_is_missing_or_damaged_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"last\.npz"):
         run(*new(), checkpoints=tmp_path, resume=True)
+    run(*new(), epochs=2, checkpoints=tmp_path)
+    with np.load(tmp_path / "last.npz") as kept:
+        arrays = dict(kept)
+    arrays["history"] = str(arrays["history"]).replace('"validation": {"loss"', '"validation": {"less"', 1)
+    save_npz(tmp_path / "last.npz", **arrays)
+    with pytest.raises(ValueError, match="without a loss"):
+        run(*new(), checkpoints=tmp_path, resume=True)
     Network(model=SMALL).save(tmp_path / "last.npz")
     with pytest.raises(ValueError, match=r"last\.npz"):
         run(*new(), checkpoints=tmp_path, resume=True)

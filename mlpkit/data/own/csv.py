@@ -13,6 +13,7 @@ from mlpkit.words import short_sentences
 from .arrays import from_arrays
 
 PIXEL = re.compile(r"[a-z]*_?(\d+)(?:x(\d+))?")
+NO_TABLE = "is no table in UTF-8 text: save it as CSV, UTF-8."
 LONGEST = 2**22  # bytes of a first line
 
 
@@ -28,6 +29,8 @@ def from_csv(path, test=None, *, shape=None, label="label", name=None, **options
     and row, not counting the header, for another table, and what `from_arrays` raises.
     """
     path = expanded(path)
+    if not isinstance(label, str):
+        raise TypeError(f"label must be the name of a column, a text, not {label!r}.")
     shape = shape if shape is None else _checked(shape)
     X, y, shape = _read(path, shape, label)
     if y is None:
@@ -76,7 +79,7 @@ def _first_line(path):
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text or len(line) == LONGEST:
-        raise ValueError(f"{path} is no table in UTF-8 text: save it as CSV, UTF-8.")
+        raise ValueError(f"{path} {NO_TABLE}")
     if "," not in text:
         other = next((f", not by {each!r}" for each in ";\t|" if each in text), "")
         raise ValueError(f"{path} must have columns that are separated by commas{other}.")
@@ -106,6 +109,8 @@ def _table(path, has_header):
             table = np.loadtxt(
                 path, np.uint16, None, ",", skiprows=int(has_header), ndmin=2, encoding="utf-8-sig", quotechar='"'
             )
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} {NO_TABLE}") from None
     except ValueError as error:
         told = str(error).partition(";")[0].replace("uint16", "a whole number from 0 to 255").rstrip(".")
         if "could not convert" in told:  # here NumPy counts rows from 0 on, elsewhere from 1 on

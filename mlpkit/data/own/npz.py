@@ -12,6 +12,7 @@ from mlpkit.paths import check_readable, expanded
 from mlpkit.words import short_sentences
 
 from .arrays import from_arrays
+from .reading.listing import check_memory
 
 PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 KINDS = {"x": "X", "images": "X", "y": "y", "labels": "y"}
@@ -32,11 +33,15 @@ def from_npz(path, *, name=None, **options):
     try:
         with zipfile.ZipFile(path) as file:
             headers = _headers(file)
+            size = sum(member.file_size for member, *_ in headers.values())
+            check_memory(size, f"the {len(headers)} arrays", "save fewer examples")
             arrays = {key: _read(file, *header) for key, header in headers.items()}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
         raise ValueError(f"{path} is damaged, or no .npz file: get it again ({error}).".replace("\n", " ")) from error
     except MemoryError:
         raise ValueError(f"{path} holds more than there is memory.") from None
+    except UnicodeDecodeError as error:  # in the names of what it holds
+        raise ValueError(f"{path} is damaged, or no .npz file: get it again ({error}).") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     pairs = {part: (arrays[part, "X"], arrays.get((part, "y"))) for part, kind in arrays if kind == "X"}

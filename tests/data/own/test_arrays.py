@@ -278,6 +278,9 @@ def test_what_is_done_is_done_to_all_parts_and_said_once():
         ({"test": (X, Y.astype(str))}, ValueError, "must be alike"),
         ({"seed": -1}, ValueError, "seed"),
         ({"seed": 0.5}, TypeError, "seed"),
+        ({"classes": 5}, TypeError, "a tuple of names"),
+        ({"classes": "abc"}, TypeError, "a tuple of names"),
+        ({"classes": ("ant", "bee", "ant")}, ValueError, "two are called 'ant'"),
     ],
 )
 def test_parts_that_can_not_be_are_refused_in_one_sentence(options, error, match):

@@ -126,6 +126,9 @@ def test_what_is_no_text_is_refused_in_one_sentence(csv):
         with pytest.raises(ValueError) as caught:  # noqa: PT011 (several sentences)
             data.from_csv(path)
         one_sentence(caught.value, path)
+    assert "save it as CSV, UTF-8" in str(caught.value)
+    with pytest.raises(TypeError, match="name of a column"):
+        data.from_csv(path, label=0)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):

@@ -96,6 +96,13 @@ def test_no_memory_is_taken_for_a_promise(shape, tmp_path, monkeypatch):
     refused(tmp_path / "a.npz", "promises")
 
 
+def test_more_than_half_of_the_memory_is_refused_before_it_is_taken(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", x_train=np.zeros((10**7, 4), np.uint8), y_train=np.arange(10**7) % 3)
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *arguments, **options: pytest.fail("it was read"))
+    monkeypatch.setattr(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 50_000, raising=False)
+    refused(tmp_path / "a.npz", "GiB", "fewer examples")
+
+
 def test_all_headers_are_looked_at_before_an_array_is_read(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "a.npz", x_train=np.zeros((10**7, 4), np.uint8), y_train=Y)
     monkeypatch.setattr(np.lib.format, "read_array", lambda *arguments, **options: pytest.fail("it was read"))

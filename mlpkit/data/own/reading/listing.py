@@ -33,15 +33,20 @@ def read_each(do, paths):
             yield path, do(path)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{path} ").rstrip(".")
+            reason = "nothing is there" if isinstance(error, FileNotFoundError) else reason
             wrong.append(f"{path} ({reason})")
     if wrong:
         raise ValueError(f"{named(wrong)} can't be used: mend or remove {'it' if len(wrong) == 1 else 'them'}.")
 
 
 def check_memory(size, what, advice):
-    """Raise ValueError for more bytes than this machine has: it would give them, and then end somebody's process."""
-    if hasattr(os, "sysconf") and size > (most := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-        raise ValueError(f"{what} take {size / 2**30:.0f} GiB, and this machine has {most / 2**30:.0f}: {advice}.")
+    """Raise ValueError for bytes beyond half of this machine's, which would give them, and then end a process.
+
+    Half: others have some, and what is drawn of the examples is a copy of them.
+    """
+    if hasattr(os, "sysconf") and 2 * size > (most := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        told = f"{what} take {size / 2**30:.0f} GiB, and this machine has {most / 2**30:.0f}, half of which may be used"
+        raise ValueError(f"{told}: {advice}.")
 
 
 def named(paths):

@@ -1,5 +1,6 @@
 """What is to be learned: labels of any kind become numbers from 0 on, and of each class a share is drawn."""
 
+from collections.abc import Iterable
 from numbers import Integral
 
 import numpy as np
@@ -13,6 +14,7 @@ def as_targets(parts, classes, said):
     parts: (y, n) by part, for as many examples; y is None where nobody has told it. classes: names, or None for what
     is found. said: a list, which gets sentences on what was done. Raises ValueError or TypeError for what is no target.
     """
+    classes = classes if classes is None else _checked_classes(classes)
     found = {part: y if y is None else _as_array(y, n) for part, (y, n) in parts.items()}
     known = {part: y for part, y in found.items() if y is not None}
     if "train" not in known:
@@ -24,6 +26,16 @@ def as_targets(parts, classes, said):
         return found, tuple(map(str, classes or ()))
     numbered, classes = _numbered(known, classes, said)
     return found | numbered, classes
+
+
+def _checked_classes(classes):
+    """Return the names of classes as a tuple of texts. TypeError for what are none, ValueError for equal ones."""
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise TypeError(f"classes must be a tuple of names, such as ('cat', 'dog'), not {classes!r}.")
+    names = tuple(map(str, classes))
+    if len(set(names)) < len(names):
+        raise ValueError(f"classes must have a name each, but two are called {max(names, key=names.count)!r}.")
+    return names
 
 
 def _as_array(y, n):
