@@ -25,6 +25,7 @@ from mlpkit import machine
 from mlpkit.boxes import detections
 from mlpkit.engines import BASELINE
 from mlpkit.nn.network import Network
+from mlpkit.words import counted
 
 from .frames import some_cores
 
@@ -87,7 +88,7 @@ def a_second(record, who, cores):
 def table(record):
     """Return the record as a table for the terminal."""
     cores = list(dict.fromkeys(run["cores"] for run in record["runs"]))
-    lines = [f"{'scenes a second':<16}" + "".join(f"{f'{n} cores':>10}" for n in cores)]
+    lines = [f"{'scenes a second':<16}" + "".join(f"{counted(n, 'core'):>10}" for n in cores)]
     for who in dict.fromkeys(run["engine"] for run in record["runs"]):
         found = [a_second(record, who, n) for n in cores]
         lines.append(f"{who:<16}" + "".join(f"{'-' if n is None else f'{n:,.0f}':>10}" for n in found))
