@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from experiments.compile.measure import CACHE_VARIABLES
 from experiments.compile.read import CACHES
 from experiments.lab import processes, results
+from experiments.lab.bench import whole
 from experiments.lab.clock import seconds_of
 from mlpkit import data, engines
 from mlpkit.training.recipe import Recipe
@@ -60,8 +61,13 @@ def _runs(plan, progress):
 def trained(engine, recipe):
     """Return the seconds of importing the engine, of a training of one epoch, and of the same once more."""
     dataset = data.load("mnist")
+
+    def train():
+        _, history = recipe.train(dataset, engine)
+        whole(history)
+
     found = {"import": seconds_of(engines.load, engine)}
-    return found | {name: seconds_of(recipe.train, dataset, engine) for name in ("first", "later")}
+    return found | {name: seconds_of(train) for name in ("first", "later")}
 
 
 @results.reads

@@ -3,6 +3,7 @@
 import numpy as np
 
 from experiments.lab import results
+from mlpkit.words import counted
 
 
 @results.reads
@@ -73,7 +74,7 @@ def table(record):
             lines.append(f"{run['trunk']:7} {run['style']:8} {run['steps']:6,} steps: {said}")
         else:
             how = " ".join(str(run[key]) for key in ("mode", "form", "layout") if key in run)
-            how += f"{run['threads']} threads" if "threads" in run else ""
+            how += counted(run["threads"], "thread") if "threads" in run else ""
             us = np.median(run["samples_us"])
             lines.append(f"{run['who']:20} {run['precision']:8} {run['size']} pixels {us:10,.0f} us {how}")
     return "\n".join(lines)
