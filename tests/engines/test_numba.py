@@ -244,12 +244,14 @@ def used(run_once, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(run_once, used):
     first = run_once[0]
     assert first[1:] == ["0", "1"]
     assert python(STEP, used) == [first[0], "1", "0"]
 
 
+@pytest.mark.slow
 def test_a_whole_step_is_kept_with_all_that_it_calls():
     python(WHOLE_STEP)
     assert python(WHOLE_STEP) == ["1", "0"] * 4
@@ -286,6 +288,7 @@ def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path)
     assert not list(installation.rglob("*.nbi"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("kept", sweep([0, 0.5], 0.5), ids=["empty", "half"])
 def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, run_once, used):
@@ -387,6 +390,7 @@ def test_any_number_of_threads_on_any_number_of_cores(threads):
     assert python(AGREE, NUMBA_NUM_THREADS=threads)[0] == threads
 
 
+@pytest.mark.slow
 def test_the_layer_that_numba_brings_along_is_enough():
     assert python(AGREE, NUMBA_NUM_THREADS="2", NUMBA_THREADING_LAYER="workqueue")[1] == "workqueue"
 

@@ -152,6 +152,7 @@ def test_a_few_steps_are_as_close_to_float64_as_float32_is(name, batch_size, opt
     same_as_float64(emulator.engine(name, folder), batch_size, make(optimizer, **settings))
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(("batch_size", "model"), sweep([(256, MLP), (150, ODD)], (150, ODD)))
 def test_two_blocks_share_the_images_of_the_largest_batches(batch_size, model, folder):
@@ -271,6 +272,7 @@ def test_every_schedule_gives_the_same_to_the_last_bit(name, others, folder):
         assert_array_equal(theta, found[0][1])
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("kind", sweep([SGD, AdamW], AdamW))
 def test_networks_together_do_what_each_does_alone_to_the_last_bit(kind, folder):

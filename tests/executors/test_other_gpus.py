@@ -54,6 +54,7 @@ def trained(name, engine, reduce, optimizer="sgd", epochs=2):
     return train(engine, images(n, model), np.arange(n), batch_size, takes, model=model, epochs=epochs)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(("name", "optimizer", "rank"), [("conv_fused", "adam", 0), ("persistent", "sgd", 1)])
 def test_two_gpus_that_send_the_same_train_what_one_does_to_the_bit(name, optimizer, rank, folder, monkeypatch):

@@ -21,6 +21,7 @@ def record_of(plan):
     return record
 
 
+@pytest.mark.slow
 def test_each_variant_is_measured_alone_and_beside_a_busy_program():
     record = record_of(QUICK)
     runs = {(run["way"], run["others"]): run for run in record["runs"]}

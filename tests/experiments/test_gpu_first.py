@@ -7,6 +7,7 @@ import pytest
 import experiments
 from experiments.compile.measure import CACHE_VARIABLES
 from experiments.lab import processes
+from mlpkit.training.history import History
 from mlpkit.training.recipe import Recipe
 
 first = experiments.load("gpu_first")
@@ -39,7 +40,7 @@ def test_the_second_process_finds_what_the_first_has_compiled(monkeypatch):
 
 def test_a_training_is_timed_twice(monkeypatch):
     trained = []
-    monkeypatch.setattr(Recipe, "train", lambda recipe, dataset, engine: trained.append(engine))
+    monkeypatch.setattr(Recipe, "train", lambda recipe, dataset, engine: (trained.append(engine), History()))
     found = first.trained("numpy_baseline", Recipe())
     assert trained == 2 * ["numpy_baseline"]
     assert found.keys() == ANSWER.keys()

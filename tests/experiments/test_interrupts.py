@@ -165,6 +165,7 @@ def interrupt(folder, *command, after, started=False, end=lambda pid: os.killpg(
     return child.returncode, time.monotonic() - begin, said
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("name", sweep(["best", "goal", "floor", "compile", "engines"], "compile", "engines"))
 def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
@@ -179,6 +180,7 @@ def test_ctrl_c_ends_a_bench_at_any_time(name, copy):
                 assert len(run["validation_loss"]) == run["recipe"]["epochs"]
 
 
+@pytest.mark.slow
 @posix
 def test_a_bench_that_is_told_to_end_leaves_nobody_at_work(copy):
     """By SIGTERM, which reaches the program alone, and not what it has started in sessions of their own."""

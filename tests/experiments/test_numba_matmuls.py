@@ -25,6 +25,7 @@ np.testing.assert_allclose(numba_matmuls.matmul(kernel, a, b), a @ b, rtol=1e-5,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["naive", "coalesced", "shared"])
 def test_a_kernel_multiplies_in_the_simulator(kernel):
     env = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}

@@ -13,6 +13,7 @@ from experiments.lab import queueing
 from mlpkit.serving.batching import Batcher
 
 
+@pytest.mark.slow
 def test_mean_waits_are_pollaczeks_and_khinchines():
     for busy in (0.2, 0.5, 0.8):
         came = queueing.arrivals(busy / 0.01, 200_000)

@@ -73,6 +73,7 @@ def results():
     return read, refused
 
 
+@pytest.mark.slow
 def test_as_many_cases_are_read_as_the_table_says():
     found = Counter(operator for operator, *_ in results()[0].values())
     assert found == {name: one.cases for name, one in operators.OPERATORS.items() if one.cases}

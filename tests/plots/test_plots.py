@@ -394,6 +394,7 @@ print(hashlib.sha256(plots.picture(figure, "three points").png).hexdigest())
 OWN = "text.usetex: True\nlines.linewidth: 9\nfont.family: serif\nxtick.labelsize: 20\nfigure.autolayout: True\n"
 
 
+@pytest.mark.slow
 def test_a_readers_own_settings_of_matplotlib_change_no_figure(tmp_path):
     (tmp_path / "matplotlibrc").write_text(OWN)
     command = [sys.executable, "-c", DRAWS]

@@ -293,6 +293,7 @@ while time.monotonic() < end:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_one_file_leave_each_others_temporary_files_alone(tmp_path):
     command = [sys.executable, "-c", CHECK_AND_WRITE, tmp_path / "a.npz"]
     writing = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]

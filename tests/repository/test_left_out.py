@@ -59,6 +59,7 @@ def run(folder, *options):
     return done.returncode, done.stdout.splitlines()[-1], re.findall(r"^\d.* did not run here: .*", done.stdout, re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one process", "two"])
 def test_each_reason_is_a_line(processes, tmp_path):
     code, last, said = run(tmp_path, *processes)

@@ -36,6 +36,7 @@ def test_a_record_is_stale_once_its_engine_or_experiment_has_changed(tmp_path, m
     ]
 
 
+@pytest.mark.slow
 def test_those_that_are_stale_are_listed():
     known = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True)
     if known.stdout.strip() != "false":

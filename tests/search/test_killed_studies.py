@@ -28,7 +28,8 @@ def assert_nothing_lost(found, trials):
     assert found["begun"] - done <= 2 * clients + len(found["killed"]) - clients
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 20])
 def test_whoever_is_killed_no_result_is_lost_or_doubled(tmp_path, count):
     path = tmp_path / "killed.toml"
     trials = 3 * count

@@ -154,6 +154,7 @@ def test_what_was_interrupted_is_tried_again_at_once(tmp_path, quick):
     assert "RUNNING" not in states(found)
 
 
+@pytest.mark.slow
 def test_a_trial_whose_client_was_killed_before_its_first_heartbeat_is_tried_again(tmp_path, quick):
     """Optuna alone would leave it running for ever."""
     path = written(tmp_path, trials=2)
@@ -219,6 +220,7 @@ def test_a_trial_that_fails_is_named_and_not_tried_again(tmp_path, quick, monkey
     assert {trial.user_attrs["why"] for trial in found.trials} == {"there is no such thing"}
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_sentence_and_the_same_command_goes_on(tmp_path, quick):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 

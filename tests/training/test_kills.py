@@ -30,6 +30,7 @@ RNG = np.random.default_rng(0)
 TRAIN, VALIDATION = ((RNG.normal(size=(n, 6)).astype(np.float32), RNG.integers(3, size=n)) for n in (50, 20))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_training_that_is_killed_again_and_again_arrives_all_the_same():
     path = os.pathsep.join(map(str, Path(__file__).parents[2:3]))
