@@ -79,20 +79,15 @@ def _runs(plan, path, progress):
 @results.reads
 def a_second(record, who, cores):
     """Return how many scenes a second a peer searches: by the median of all its samples, None where there are none."""
-    runs = [run for run in record["runs"] if (run["engine"], run["cores"]) == (who, cores) and not run["why_not"]]
-    us = np.concatenate([run["samples_us"] for run in runs]) if runs else None
-    return None if us is None else 1e6 * record["settings"]["batch"] / float(np.median(us))
+    us = results.pooled_us(record, engine=who, cores=cores)
+    return None if us is None else 1e6 * record["settings"]["batch"] / us
 
 
 @results.reads
 def table(record):
     """Return the record as a table for the terminal."""
-    cores = list(dict.fromkeys(run["cores"] for run in record["runs"]))
-    lines = [f"{'scenes a second':<16}" + "".join(f"{counted(n, 'core'):>10}" for n in cores)]
-    for who in dict.fromkeys(run["engine"] for run in record["runs"]):
-        found = [a_second(record, who, n) for n in cores]
-        lines.append(f"{who:<16}" + "".join(f"{'-' if n is None else f'{n:,.0f}':>10}" for n in found))
-    return "\n".join([*lines, *results.not_run(record["runs"])])
+    cores = {counted(run["cores"], "core"): run["cores"] for run in record["runs"]}
+    return results.by_engine(record, "scenes a second", cores, partial(a_second, record), ",.0f", (16, 10))
 
 
 # In a process of its own

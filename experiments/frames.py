@@ -77,19 +77,15 @@ def _runs(plan, tasks, progress):
 
 def ms(record, who, model):
     """Return the milliseconds a frame of a peer: the median of all its samples, None where there are none."""
-    runs = [run for run in record["runs"] if (run["engine"], run["model"]) == (who, model) and not run["why_not"]]
-    return float(np.median(np.concatenate([run["samples_us"] for run in runs])) / 1e3) if runs else None
+    us = results.pooled_us(record, engine=who, model=model)
+    return None if us is None else us / 1e3
 
 
 @results.reads
 def table(record):
     """Return the record as a table for the terminal."""
-    models = list(dict.fromkeys(run["model"] for run in record["runs"]))
-    lines = [f"{'milliseconds a frame':<24}" + "".join(f"{model:>9}" for model in models)]
-    for who in dict.fromkeys(run["engine"] for run in record["runs"]):
-        found = [ms(record, who, model) for model in models]
-        lines.append(f"{who:<24}" + "".join(f"{'-' if t is None else f'{t:.1f}':>9}" for t in found))
-    return "\n".join([*lines, *results.not_run(record["runs"])])
+    models = {run["model"]: run["model"] for run in record["runs"]}
+    return results.by_engine(record, "milliseconds a frame", models, partial(ms, record), ".1f", (24, 9))
 
 
 # In a process of its own

@@ -107,3 +107,21 @@ def damaged(content, draw):
 def idx_bytes(array):
     """Return an array as the bytes of an IDX file."""
     return b"".join(parts(array))
+
+
+def peers_of(experiment):
+    """Return an experiment's PEERS as a test's parameters: all but our own need packages that not everybody has."""
+    return [who if who == "numba_conv" else pytest.param(who, marks=pytest.mark.peers) for who in experiment.PEERS]
+
+
+def peer_alone(experiment, who, **settings):
+    """Let an experiment measure one peer, once, with a plan of such settings, and check that it is right and timed."""
+    if who != "numba_conv":
+        pytest.importorskip("onnxruntime" if who == "onnxruntime" else "torch", reason=f"{who} is not installed")
+    plan = experiment.Plan(peers=(who,), rounds=1, **settings)
+    (run,) = experiment.measure(save=lambda record: None, progress=lambda text: None, plan=plan)["runs"]
+    if "onnx" in str(run["why_not"]) or "compiler" in str(run["why_not"]).lower():
+        pytest.skip(run["why_not"])
+    assert not run["why_not"]
+    assert len(run["samples_us"]) == 2
+    assert run["difference"] < experiment.MOST

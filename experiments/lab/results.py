@@ -238,6 +238,26 @@ def median_us(run):
     return median(run) if run["samples_us"] else None
 
 
+def pooled_us(record, **wanted):
+    """Return the median of all samples of the runs with these values, rounds together; None where there are none."""
+    found = [run["samples_us"] for run in runs(record, **wanted) if not run["why_not"]]
+    return float(np.median(np.concatenate(found))) if found else None
+
+
+def by_engine(record, title, columns, value, form, widths):
+    """Return a table for the terminal: a row an engine, and below who did not run.
+
+    columns: {heading: key}; value(engine, key) is formatted by `form`, None is a dash. widths: of the first column, and
+    of the others.
+    """
+    first, width = widths
+    lines = [f"{title:<{first}}" + "".join(f"{heading:>{width}}" for heading in columns)]
+    for who in dict.fromkeys(run["engine"] for run in record["runs"]):
+        found = [value(who, key) for key in columns.values()]
+        lines.append(f"{who:<{first}}" + "".join(f"{'-' if x is None else format(x, form):>{width}}" for x in found))
+    return "\n".join([*lines, *not_run(record["runs"])])
+
+
 def brief(us):
     """Return microseconds as text: with a decimal, where there are less than ten."""
     return f"{us:,.1f}" if us < 10 else f"{us:,.0f}"

@@ -1,6 +1,7 @@
 """The record of scenes a second: every peer sees what the baseline sees, and the table says what the record has."""
 
 import pytest
+from shared import peer_alone, peers_of
 
 from experiments import find_cpu
 
@@ -18,16 +19,6 @@ def test_the_median_of_all_rounds_is_a_peers_speed_and_a_refusal_is_told():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "who", ["numba_conv", *(pytest.param(n, marks=pytest.mark.peers) for n in find_cpu.PEERS if n != "numba_conv")]
-)
+@pytest.mark.parametrize("who", peers_of(find_cpu))
 def test_scenes_are_seen_as_the_baseline_sees_them_and_timed(who):
-    if who != "numba_conv":
-        pytest.importorskip("onnxruntime" if who == "onnxruntime" else "torch", reason=f"{who} is not installed")
-    plan = find_cpu.Plan(peers=(who,), cores=(1,), rounds=1, batches=2, batch=6)
-    (run,) = find_cpu.measure(save=lambda record: None, progress=lambda text: None, plan=plan)["runs"]
-    if "onnx" in str(run["why_not"]) or "compiler" in str(run["why_not"]).lower():
-        pytest.skip(run["why_not"])
-    assert not run["why_not"]
-    assert len(run["samples_us"]) == 2
-    assert run["difference"] < find_cpu.MOST
+    peer_alone(find_cpu, who, cores=(1,), batches=2, batch=6)

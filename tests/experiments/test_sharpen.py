@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from shared import peer_alone, peers_of
 
 from experiments import frames, gpu_frames, sharpen
 from experiments.sharpen.measure import OWN, bicubic, looked_at
@@ -85,19 +86,9 @@ def test_the_median_of_all_rounds_is_a_peers_time_and_a_refusal_is_told():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "who", ["numba_conv", *(pytest.param(n, marks=pytest.mark.peers) for n in frames.PEERS if n != "numba_conv")]
-)
+@pytest.mark.parametrize("who", peers_of(frames))
 def test_frames_are_the_baselines_and_timed(who):
-    if who != "numba_conv":
-        pytest.importorskip("onnxruntime" if who == "onnxruntime" else "torch", reason=f"{who} is not installed")
-    plan = frames.Plan(scales=(3,), peers=(who,), frame=(96, 120), rounds=1, frames=2)
-    (run,) = frames.measure(save=lambda record: None, progress=lambda text: None, plan=plan)["runs"]
-    if "onnx" in str(run["why_not"]) or "compiler" in str(run["why_not"]).lower():
-        pytest.skip(run["why_not"])
-    assert not run["why_not"]
-    assert len(run["samples_us"]) == 2
-    assert run["difference"] < frames.MOST
+    peer_alone(frames, who, scales=(3,), frame=(96, 120), frames=2)
 
 
 def test_without_a_gpu_frames_on_one_are_refused_in_a_sentence():
