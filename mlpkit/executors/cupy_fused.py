@@ -5,10 +5,10 @@ from contextlib import suppress
 from functools import cache, partial
 
 import cupy as cp
-import cupyx
 import numpy as np
 
 from mlpkit.engines.cuda import cublas
+from mlpkit.engines.cuda.copies import Copies
 from mlpkit.engines.cuda.cublas import Product
 from mlpkit.engines.cuda.launch import ready
 from mlpkit.engines.cupy_fused import add_bias_relu, asarray, cross_entropy_call, gather_call, relu_backward_into
@@ -178,13 +178,11 @@ class PlannedEvaluation:
             for product in self.products:
                 product()
             judge(self.y, self.a[-1], self.b[-1], self.a[-1].shape[1], *self.found)
-            sums, on_host, n = self.found.sum(axis=1), cupyx.empty_pinned(2, self.theta.dtype), len(self.x)
-            sums.get(self.stream, out=on_host, blocking=False)
-            done = self.done = self.stream.record()
+            sums, n = Copies(self.stream, [self.found.sum(axis=1)]), len(self.x)
+            self.done = sums.done
 
         def wait():
-            done.synchronize()
-            totals, _ = on_host, sums  # until now nobody may have its memory
+            totals = sums()[0]
             return dict(zip(("loss", "accuracy"), (float(total) / n for total in totals), strict=True))
 
         return wait

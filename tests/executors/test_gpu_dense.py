@@ -156,6 +156,21 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name, tmp_path):
     assert_array_equal(run(4, checkpoints=tmp_path, resume=True), run(4))
 
 
+def test_a_copy_that_nobody_waits_for_writes_into_nobody_elses_memory():
+    import cupy as cp
+    import cupyx
+
+    source = 'extern "C" __global__ void idle(long long n) { long long t = clock64(); while (clock64() - t < n); }'
+    ones = cp.ones(1000, np.float32)
+    cp.RawKernel(source, "idle")((1,), (1,), (100_000_000,))  # the copy is late
+    engines.load("cupy_naive").fetch(ones)
+    others = [cupyx.empty_pinned(1000, np.float32) for _ in range(4)]
+    for other in others:
+        other[:] = 7
+    cp.cuda.runtime.deviceSynchronize()
+    assert {*np.concatenate(others)} == {7}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_nobody_needs_is_forgotten(name):
     network = Network(name, mlp(6, 5, 3))
