@@ -5,7 +5,7 @@ that of integers. So every machine makes the same bits, in any order, as many as
 of the test scenes are in no training scene.
 """
 
-from functools import cache, lru_cache
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from mlpkit.checks import check_choice, check_count
 from mlpkit.data import load
 
-from .varied import slanted, varied
+from .varied import loops, varied
 
 EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
 PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
@@ -69,23 +69,23 @@ def _scene(draws, part, truth):
     if part in INKS:
         scene = varied(scene, draws)
     shapes, labels = getattr(_mnist(), INKS.get(part, part))
-    inks: list[np.ndarray] = []  # of each digit, in the scene: which pixels it covers
+    boxes, inks, count = np.empty((MOST, 4), np.int64), np.empty((MOST, EDGE, EDGE), np.bool_), 0
     for _ in range(1 + next(draws) % MOST):
         for _ in range(TRIES):
             number, size, down, across = (next(draws) for _ in range(4))
             shape = shapes[number % len(shapes), 0]
             if part in INKS:
-                shape = slanted(shape, number // len(shapes) % 129 - 64)
+                shape = loops().slanted(shape, number // len(shapes) % 129 - 64)
             ink = drawn(shape, SMALLEST + size % (LARGEST - SMALLEST + 1))
             height, width = ink.shape
             top, left = down % (EDGE - height + 1), across % (EDGE - width + 1)
-            box = np.array([left, top, left + width, top + height])
-            covers = np.zeros((EDGE, EDGE), bool)
-            covers[top : box[3], left : box[2]] = ink >= 128
-            if _fits(box, covers, truth[: len(inks), 1:], inks):
-                _paint(scene[top : box[3], left : box[2]], ink, next(draws), next(draws))
-                truth[len(inks)] = labels[number % len(labels)], *box
-                inks.append(covers)
+            box = boxes[count] = left, top, left + width, top + height
+            inks[count] = False
+            inks[count, top : box[3], left : box[2]] = ink >= 128
+            if loops().fits(boxes[count], inks[count], boxes[:count], inks[:count]):
+                loops().blend_in(scene[top : box[3], left : box[2]], ink, next(draws) % 2 == 1, next(draws) % 97)
+                truth[count] = labels[number % len(labels)], *box
+                count += 1
                 break
     return scene.astype(np.uint8)
 
@@ -99,12 +99,10 @@ def _background(draws, part):
     for _ in range(2):
         number, down, across, turn = (next(draws) for _ in range(4))
         down, across = (each % (tiles.shape[1] - EDGE + 1) for each in (down, across))
-        piece = tiles[number % len(tiles), down : down + EDGE, across : across + EDGE].astype(np.int64)
+        piece = tiles[number % len(tiles), down : down + EDGE, across : across + EDGE]
         pieces.append(np.rot90(piece.T if turn & 4 else piece, turn % 4))
     contrast, share = 96 + next(draws) % 97, next(draws) % 257 if part == "train" else 256
-    piece = (share * pieces[0] + (256 - share) * pieces[1]) // 256
-    middle = int(piece.sum()) // piece.size
-    return middle + ((piece - middle) * contrast) // 256
+    return loops().blended(*pieces, share, contrast)
 
 
 @cache
@@ -126,44 +124,9 @@ def drawn(digit, size):
 
     Its ink fills the array, but that is at least half as wide as high, and half as high as wide: a 1 has room.
     """
-    rows, columns = (np.flatnonzero((digit >= 64).any(axis=axis)) for axis in (1, 0))
-    ink = digit[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].astype(np.int64)
+    ink = loops().inked(digit)
     height, width = ((2 * size * edge + max(ink.shape)) // (2 * max(ink.shape)) for edge in ink.shape)
-    ink = (_weights(ink.shape[0], height) @ ink @ _weights(ink.shape[1], width).T) >> 20
-    spare = [max(0, (size + 1) // 2 - edge) for edge in (height, width)]
-    return np.pad(ink, [(each // 2, each - each // 2) for each in spare])
-
-
-@lru_cache(256)
-def _weights(old, new):
-    """Return (new, old) integers, some 1,024 in each row: a tent, as wide as a pixel of the coarser of both grids."""
-    centres = (2 * np.arange(new) + 1)[:, None] * old - (2 * np.arange(old) + 1) * new
-    tent = np.maximum(2 * max(old, new) - np.abs(centres), 0)
-    return (tent << 10) // tent.sum(axis=1, keepdims=True)
-
-
-def _fits(box, covers, others, inks):
-    """Return whether a box overlaps others by at most 0.3, and 70 % of their ink stays visible, and of its own."""
-    if not len(others):
-        return True
-    across, down = (np.minimum(box[i + 2], others[:, i + 2]) - np.maximum(box[i], others[:, i]) for i in (0, 1))
-    both = np.maximum(across, 0) * np.maximum(down, 0)
-    areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1]) + (box[2] - box[0]) * (box[3] - box[1])
-    if (10 * both > 3 * (areas - both)).any():
-        return False
-    covered = covers.copy()
-    for ink in reversed(inks):  # the newest lies on top
-        if 10 * np.count_nonzero(ink & covered) > 3 * np.count_nonzero(ink):
-            return False
-        covered |= ink
-    return True
-
-
-def _paint(scene, ink, polarity, contrast):
-    """Blend a digit into its part of a scene: brighter or darker than what lies there, by 80 to 176 of 255."""
-    middle, step = int(scene.sum()) // scene.size, 80 + contrast % 97
-    sign = 1 if polarity % 2 else -1
-    if not 0 <= middle + sign * step <= 255:
-        sign = -sign
-    level = min(max(middle + sign * step, 0), 255)
-    scene += (ink * (level - scene)) // 255
+    room = [max(edge, (size + 1) // 2) for edge in (height, width)]
+    found = np.zeros(room, np.int64)
+    loops().resized(ink, height, width, (room[0] - height) // 2, (room[1] - width) // 2, found)
+    return found

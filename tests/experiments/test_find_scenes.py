@@ -6,7 +6,8 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from experiments.find.backgrounds import make
-from experiments.find.scenes import EDGE, LARGEST, SMALLEST, _fits, backgrounds, drawn, frozen, scenes
+from experiments.find.scenes import EDGE, LARGEST, SMALLEST, backgrounds, drawn, frozen, scenes
+from experiments.find.varied import loops
 from mlpkit.boxes import iou
 from mlpkit.machine import ROOT
 
@@ -37,7 +38,6 @@ def test_digits_are_where_and_as_large_as_was_promised():
         assert (iou(boxes, boxes) - np.eye(count)).max() <= 0.3
 
 
-@pytest.mark.slow
 def test_the_test_scenes_are_those_of_the_records():
     images, truth = frozen()
     assert len(images) == len(truth) == 2000
@@ -64,7 +64,7 @@ def test_seventy_percent_of_the_ink_below_stays_visible(rows, fits):
     below, above = np.zeros((2, EDGE, EDGE), bool)
     below[:100, 0], above[:rows, 0] = True, True
     far = np.array([[100, 100, 120, 120]])
-    assert _fits(np.array([0, 0, 20, 20]), above, far, [below]) == fits
+    assert loops().fits(np.array([0, 0, 20, 20]), above, far, below[None]) == fits
 
 
 def test_backgrounds_are_the_photographs_that_come_along(tmp_path):

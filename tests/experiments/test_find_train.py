@@ -6,7 +6,7 @@ from numpy.testing import assert_array_equal
 
 from experiments.find.scenes import EDGE, scenes
 from experiments.find.train import Task, run
-from experiments.find.varied import slanted, varied
+from experiments.find.varied import loops, varied
 
 
 def test_varied_scenes_are_the_same_bits_each_time_and_hold_what_scenes_hold():
@@ -36,6 +36,7 @@ def test_a_background_of_every_kind_is_a_picture_and_what_came_in_stays():
 def test_a_digit_that_is_not_slanted_stays_and_one_that_is_moves_its_outermost_rows_most():
     digit = np.zeros((28, 28), np.uint8)
     digit[:, 13] = 200
+    slanted = loops().slanted
     assert_array_equal(slanted(digit, 0), digit)
     middles = slanted(digit, 64).astype(float) @ np.arange(28) / 200
     assert abs(middles[13] - 13) < 0.2
