@@ -26,6 +26,7 @@ from mlpkit.checks import (
 from .losses import Loss
 
 SEVERAL = 1000  # examples whose objects are given to cells at a time
+NOBODY = np.array([[-1], [-0.5], [-0.5], [0.5], [0.5]], np.float32)  # the target of an empty cell: a box with an area
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,19 +105,32 @@ class Detection(Loss):
         return truth if truth.shape[1] else np.full((len(truth), 1, 5), -1.0)
 
     def _matched(self, truth):
-        middles, strides = self.middles[:, :2], self.middles[:, 2]
-        boxes = truth[:, :, 1:]
-        longer = np.maximum(boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1])[..., None]
-        first = (longer > self.reach * np.array(self.strides)[:-1]).sum(axis=-1)
-        middle = (boxes[..., :2] + boxes[..., 2:]) / 2
-        away = (np.abs(middle[:, :, None] - middles) / strides[:, None]).max(axis=-1)
-        away[(np.array(self.strides)[first][..., None] != strides) | (truth[:, :, :1] < 0)] = np.inf
-        nearest = away.argmin(axis=1)
-        chosen = np.take_along_axis(truth, nearest[..., None], axis=1).transpose(0, 2, 1).astype(np.float32)
-        chosen[:, 1:] = (chosen[:, 1:] - np.tile(middles.T, (2, 1))) / strides
-        empty = np.take_along_axis(away, nearest[:, None], axis=1)[:, 0] >= 1
-        chosen[:, 0][empty] = -1
-        return chosen
+        n, middles = len(truth), self.middles
+        found = np.empty((n, 5, self.cells), np.float32)
+        found[:, :] = NOBODY
+        nearest = np.ones((n, self.cells), np.float32)  # how far away the middle of the cell's object is, in strides
+        for label, *box in truth.astype(np.float32).transpose(1, 2, 0):  # an object of each example at a time
+            box = np.stack(box, axis=1)
+            for rows, cells in self._around(box, label >= 0):
+                middle = (box[rows, :2] + box[rows, 2:]) / 2
+                away = (np.abs(middle - middles[cells, :2]) / middles[cells, 2:]).max(axis=1)
+                closer = away < nearest[rows, cells]
+                rows, cells = rows[closer], cells[closer]
+                nearest[rows, cells], found[rows, 0, cells] = away[closer], label[rows]
+                found[rows, 1:, cells] = (box[rows] - middles[cells][:, [0, 1, 0, 1]]) / middles[cells, 2:]
+        return found
+
+    def _around(self, boxes, there):
+        """Yield rows of boxes (n, 4), and for each a cell of its grid, one of the four next to the box's middle."""
+        longer = np.maximum(boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+        grid = (longer[:, None] > self.reach * np.array(self.strides)[:-1]).sum(axis=1)
+        for number, (stride, height, width, before) in enumerate(self.grids):
+            rows = np.flatnonzero(there & (grid == number))
+            corner = np.floor((boxes[rows, :2] + boxes[rows, 2:]) / (2 * stride) - 0.5).astype(np.int64)
+            for right, down in np.ndindex(2, 2):
+                x, y = corner[:, 0] + right, corner[:, 1] + down
+                inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
+                yield rows[inside], (before + y * width + x)[inside]
 
     def check(self, targets, n, output, dtype):
         check_array("targets", targets)
