@@ -5,6 +5,7 @@ a margin for the convolution with the largest padding that reads it.
 """
 
 import threading
+from dataclasses import replace
 from itertools import chain
 from math import prod
 
@@ -17,8 +18,9 @@ from mlpkit.engines.loops.convolve import Tables
 from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE, offset, way
 from mlpkit.engines.loops.simd import BYTES, LANES, LINE
 from mlpkit.nn.concat import Concat
-from mlpkit.nn.conv import Conv
-from mlpkit.nn.fused import operations
+from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.fused import MEANS, Operation, operations
+from mlpkit.nn.per_image import GlobalAvgPool
 from mlpkit.nn.quantize import PAIR, in_memory
 
 from . import plain
@@ -66,14 +68,16 @@ class Plan:
         self.fused = [getattr(each, "of", each) for each in operations]
         self.ends = (self.fused[-1].name,)
         if type(self.fused[-1].layer) is Concat:
-            self.ends, operations, self.fused = self.fused[-1].inputs, operations[:-1], self.fused[:-1]
+            self.ends, self.fused = self.fused[-1].inputs, self.fused[:-1]
+        if self.item == 4:
+            operations = self.fused = [*chain.from_iterable(map(_apart, self.fused))]
         self.tables, self.weights, self.used = Tables(), list[np.ndarray](), 0
         self.buffers, self.size = dict[str, Buffer](), 0
         for name, shape in chain([("input", input)], ((each.name, each.output) for each in self.fused)):
             self._buffer(name, shape)
         self.steps = np.zeros((0, direct.FIELDS), np.int64)
         for each, of in zip(operations, self.fused, strict=True):
-            self._products(each, of) if of.layer else self._between(each, of)
+            (self._products if of.layer else self._sums if self.item == 4 else self._between)(each, of)
         self.vectors = _aligned(self.used), self.tables.concatenated()
         np.concatenate(self.weights, out=self.vectors[0])
         self.macs = sum(self._products_of(of) for of in self.fused if of.layer)
@@ -116,7 +120,7 @@ class Plan:
         if self.item == 1:
             kind = 1 if each.y else 2
         group = 4 if of.pool else 1
-        if of.pool and (of.pool.size, of.pool.stride or 2) != (2, 2):
+        if not _pools(of):
             raise ValueError(f"{of.pool!r} is not fused: take windows of 2 x 2, side by side, or another engine.")
         if convolves := isinstance(of.layer, Conv):
             together, shift = _together(of, units, y, 4 // self.item)
@@ -185,8 +189,6 @@ class Plan:
         return starts.ravel(), (down * y.row + across * y.pixel).ravel()
 
     def _between(self, each, of):
-        if self.item == 4:
-            raise ValueError(f"{of.name} has no weights: no step of float32 does that.")
         a, b = (self.buffers[name] for name in (of.inputs * 2)[:2])
         y, x = self.buffers[of.name], (each.x * 2)[:2]
         size, stride = (of.pool.size, of.pool.stride or of.pool.size) if of.pool else (1, 1)
@@ -197,6 +199,32 @@ class Plan:
             mb=each.multiplier[1] if len(each.multiplier) > 1 else 0, za=x[0].zero_point, zb=x[1].zero_point,
             low=each.low, shift=each.shift, zero=each.y.zero_point,
         ))  # fmt: skip
+
+    def _sums(self, each, of):
+        a, b = (self.buffers[name] for name in (of.inputs * 2)[:2])
+        y, mean, stride = self.buffers[of.name], type(of.pool) in MEANS, 1
+        down, across = (a.rows, a.columns) if type(of.pool) is GlobalAvgPool else (1, 1)
+        if isinstance(of.pool, MaxPool):
+            down, across, stride = of.pool.size, of.pool.size, of.pool.stride or of.pool.size
+        columns, channels = (y.columns, y.channels) if of.pool else (1, y.columns * y.channels)
+        self._step(direct.Sums(
+            op=direct.SUMS, a=a.first(), b=b.first() if len(of.inputs) > 1 else -1, y=y.first(), a_image=a.image,
+            b_image=b.image, y_image=y.image, a_row=a.row, b_row=b.row, y_row=y.row, rows=y.rows, columns=columns,
+            channels=channels, down=down, across=across, stride=stride, mean=mean, relu=of.relu,
+        ))  # fmt: skip
+
+
+def _pools(of):
+    """Return whether a step of products can pool as it is wanted: not at all, or windows of 2 x 2, side by side."""
+    return not of.pool or (of.pool.size, of.pool.stride or 2) == (2, 2)
+
+
+def _apart(of):
+    """Return an operation in float32 as one, or where its products can't pool as two."""
+    if not of.layer or _pools(of):
+        return (of,)
+    before = replace(of, name=f"{of.name}, not pooled", output=of.layer.output(of.shape), pool=None)
+    return before, Operation((before.name,), of.name, before.output, of.output, pool=of.pool)
 
 
 def _aligned(n):
@@ -260,7 +288,7 @@ def prediction(network, n, precision=None, calibration=None):
     rows = min(n, MOST_ROWS)
     if integers is None:
         try:
-            steps = operations(network, concat=True) if network.dtype == np.float32 else ()  # without layers, none
+            steps = operations(network, integers=False) if network.dtype == np.float32 else ()  # without layers, none
             plan = Plan(steps, network.model.input, rows) if steps else None
         except ValueError:  # not a layer for this
             plan = None

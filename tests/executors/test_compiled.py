@@ -6,12 +6,16 @@ from numpy.testing import assert_allclose, assert_array_equal
 from shared import ENGINES, REASONS, one_sentence
 
 from mlpkit import engines
-from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.executors import direct
+from mlpkit.nn.conv import AvgPool, Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, Linear, ReLU
+from mlpkit.nn.losses import MeanSquaredError
 from mlpkit.nn.model import Model
-from mlpkit.nn.models import mlp
+from mlpkit.nn.models import RESIDUAL, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.per_image import GlobalAvgPool
+from mlpkit.nn.residual import Residual
 
 ROWS = mlp(20, 7, 5, 3)
 IMAGES = Model((1, 5, 4), (
@@ -113,3 +117,32 @@ def test_a_model_without_layers_puts_out_what_comes_in(engine, shape):
     options = {"precision": "float32"} if engine == "numba_int8" else {}
     model = Model(shape, ())
     assert_array_equal(new(engine, model).compiled(3, **options)(rows(model, 2)), rows(model, 2))
+
+
+SAME = Conv(4, 3, padding=1, bias=False), BatchNorm(), ReLU(), Conv(4, 3, padding=1, bias=False), BatchNorm()
+SMALLER = Conv(6, 3, stride=2, padding=1), ReLU(), Conv(6, 3, padding=1)
+IN_ONE_CALL = {
+    "residual": RESIDUAL,
+    "with shortcuts": Model((3, 9, 7), (
+        Conv(4, 3, padding=1), ReLU(), MaxPool(3, 2), Residual(SAME), ReLU(), Residual(SMALLER, (Conv(6, 1, 2),)),
+        GlobalAvgPool(), Linear(5),
+    )),
+    "means": Model((2, 12, 11), (Conv(5, 3), AvgPool(2), ReLU(), MaxPool(3, 1), Flatten(), Linear(3))),
+    "a ReLU behind means": Model((2, 6, 6), (AvgPool(3, 2), ReLU(), Conv(3, 2), GlobalAvgPool(), ReLU())),
+    "pools first": Model((3, 9, 9), (MaxPool(2), ReLU(), Conv(3, 3, padding=1), MaxPool(2, 1), Flatten(), Linear(2))),
+    "a picture": Model((3, 8, 8), (Residual((Conv(3, 3, padding=1),)), ReLU(), MaxPool(3, 2)), MeanSquaredError()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", IN_ONE_CALL.values(), ids=IN_ONE_CALL)
+@pytest.mark.parametrize("n", [1, 5])
+def test_sums_and_pools_are_steps_of_the_one_call(model, n):
+    network = new("numba_conv", model)
+    predict = network.compiled(6)
+    assert isinstance(predict, direct.Prediction)
+    x = np.random.default_rng(2).normal(size=(n, *model.input)).astype(np.float32)
+    exact = Network("numpy_baseline", model, dtype=np.float64)
+    exact.set_theta(network.theta.astype(np.float64))
+    exact.set_statistics(network.statistics.astype(np.float64))
+    wanted = exact.forward(x.astype(np.float64))
+    assert_allclose(predict(x), wanted, rtol=1e-5, atol=2e-5 * abs(wanted).max())

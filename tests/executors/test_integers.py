@@ -196,7 +196,7 @@ CONCATS = {  # what their chains make, and whether it is one call
     "detector": ((Conv(48, 3, padding=1), ReLU(), Concat(
         (Conv(5, 1), Flatten()), (Conv(70, 3, 2, 1), BatchNorm(), ReLU(), Conv(7, 3), Flatten())
     )), True),
-    "images": ((Conv(3, 3), Concat((Conv(4, 3), ReLU()), (MaxPool(3, 1), Conv(20, 1)))), False),  # a pooling alone
+    "images": ((Conv(3, 3), Concat((Conv(4, 3), ReLU()), (MaxPool(3, 1), Conv(20, 1)))), True),
     "channels": ((Concat((Conv(4, 3),), (Conv(33, 3), ReLU())),), True),
     "and what it sees": ((Conv(3, 1), ReLU(), Concat((Conv(4, 1),), ())), True),
     "with a margin": ((Conv(3, 1), ReLU(), Concat((Conv(4, 3, padding=1),), ())), False),

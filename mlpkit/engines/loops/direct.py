@@ -74,8 +74,31 @@ class Between(NamedTuple):
     zero: int = 0
 
 
+class Sums(NamedTuple):
+    """A step of float32 without weights: of each window the largest `a + b`, or their mean; then the ReLU."""
+
+    op: int  # SUMS
+    a: int
+    b: int  # -1 where there is none
+    y: int
+    a_image: int
+    b_image: int
+    y_image: int
+    a_row: int
+    b_row: int
+    y_row: int
+    rows: int  # of the output
+    columns: int
+    channels: int
+    down: int  # rows of a window, and columns
+    across: int
+    stride: int
+    mean: int
+    relu: int
+
+
 FIELDS = len(Products._fields)  # of a step's row
-PRODUCTS, BETWEEN = range(2)
+PRODUCTS, BETWEEN, SUMS = range(3)
 TOGETHER = max(PIXELS)
 ZERO, MOST = np.float32(0), np.float32(255)  # of a byte
 
@@ -129,6 +152,58 @@ def between(step, work, image):
 
 
 @compiled(__name__, nogil=True)
+def sums(step, work, image):
+    """Write the outputs of an image. step: its address; work: the array of all buffers, uint8."""
+    step, values = named(Sums, step), work.view(np.float32)
+    line, last = np.empty(step.channels, np.float32), np.float32(1 / (step.down * step.across) if step.mean else 1)
+    for r in range(step.rows):
+        for c in range(step.columns):
+            y = pixel(values, step.y + image * step.y_image + r * step.y_row, c, step.channels)
+            for i in range(step.down):
+                row = r * step.stride + i
+                for j in range(step.across):
+                    column = c * step.stride + j
+                    a = pixel(values, step.a + image * step.a_image + row * step.a_row, column, step.channels)
+                    if step.b >= 0:
+                        b = pixel(values, step.b + image * step.b_image + row * step.b_row, column, step.channels)
+                        for k in range(step.channels):
+                            line[k] = a[k] + b[k]
+                        meet(line, y, i + j == 0, step.mean)
+                    else:
+                        meet(a, y, i + j == 0, step.mean)
+            for k in range(step.channels):
+                y[k] = np.float32(0) if step.relu and y[k] < 0 else y[k] * last
+
+
+@compiled(__name__, nogil=True)
+def pixel(values, row, column, channels):
+    """Return the channels of a pixel: row is its row's distance in bytes from the beginning of all values, float32."""
+    first = row // 4 + column * channels
+    return values[first : first + channels]
+
+
+@compiled(__name__, nogil=True)
+def meet(x, y, first, mean):
+    """Let a window's pixel x meet those before it, of which y is the largest, or the sum: a NaN stays."""
+    for k in range(len(y)):
+        if first:
+            y[k] = x[k]
+        elif mean:
+            y[k] += x[k]
+        else:
+            y[k] = x[k] if x[k] > y[k] or x[k] != x[k] else y[k]
+
+
+@compiled(__name__, nogil=True)
+def between_of(op, step, work, image):
+    """Do a step without weights for an image: `between`, or `sums`."""
+    if op == BETWEEN:
+        between(step, work, image)
+    else:
+        sums(step, work, image)
+
+
+@compiled(__name__, nogil=True)
 def fill(x, inputs, next_image, next_row, pixels, scale, zero):
     """Write images x (n, channels, rows, columns) channels last into `inputs`, from whose first element on they lie.
 
@@ -177,7 +252,7 @@ def predict(start, images, steps, tables, weights, work):
             products(address(steps[i]), start, images, address(tables), address(weights), address(work), 0, 1)
         else:
             for image in range(start, start + images):
-                between(address(steps[i]), work, image)
+                between_of(steps[i, 0], address(steps[i]), work, image)
 
 
 @compiled(__name__, nogil=True, parallel=True)
@@ -195,7 +270,7 @@ def predict_shared(images, steps, tables, weights, work, shares, enough):
     for i in range(len(steps)):
         if steps[i, 0] != PRODUCTS:
             for image in prange(images):
-                between(address(steps[i]), work, image)
+                between_of(steps[i, 0], address(steps[i]), work, image)
             continue
         step = named(Products, address(steps[i]))
         windows = images * (1 if step.dense else step.pixels)
