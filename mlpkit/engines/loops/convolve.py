@@ -21,6 +21,7 @@ from .compiler import compiled
 from .simd import ADDRESS, BYTES, address
 from .simd_batch import (
     ROWS,
+    SLOPE_ROWS,
     SPARE,
     add_slopes,
     aligned,
@@ -31,6 +32,7 @@ from .simd_batch import (
     pack_simd,
     piece_of,
     rows_of,
+    slope_blocks,
     unpack_simd,
     whole_blocks,
     zeros,
@@ -364,7 +366,7 @@ def backward_weights(plan, tables, x, dz, dW, shares):
     at, size, lanes = address(tables), x.itemsize, BYTES // x.itemsize
     depth, positions = plan.c * plan.k**2, plan.rows * plan.columns
     block = PRODUCTS * block_elements(plan.c, lanes) if plan.winograd else block_elements(depth, lanes)
-    partial = zeros(shares * whole_blocks(plan.c_out) // ROWS * block, x).reshape(shares, -1)
+    partial = zeros(shares * slope_blocks(plan.c_out) * block, x).reshape(shares, -1)
     simd_batches = (len(x) + lanes - 1) // lanes
     for share in prange(shares):
         flat, buffer_x = buffers_of_x(plan, x)
@@ -383,11 +385,11 @@ def backward_weights(plan, tables, x, dz, dW, shares):
                 winograd.add_weights(plan, at, x.dtype, size, address(dM), address(V), address(partial[share]))
                 continue
             pack_simd(dz[images], flat_z)
-            for o in range(0, plan.c_out, ROWS):
+            for o in range(0, plan.c_out, SLOPE_ROWS):
                 add_slopes(
                     x.dtype, plan.c_out - o, address(flat_z[o * positions :]), positions * BYTES,
                     at + ADDRESS * plan.z_at, address(buffer_x), at + ADDRESS * plan.x_at, positions,
-                    at + ADDRESS * plan.taps, depth, address(partial[share, o // ROWS * block :]),
+                    at + ADDRESS * plan.taps, depth, address(partial[share, o // SLOPE_ROWS * block :]),
                     piece_of(lanes) * size,
                 )  # fmt: skip
     for o in prange(plan.c_out):

@@ -23,7 +23,7 @@ from .compiler import FASTMATH, compile_loops, compiled
 from .convolve import Plan, Tables, distances
 from .gemm import multiply as product
 from .simd import ADDRESS, BYTES, address
-from .simd_batch import ROWS, block_elements, copy, whole_blocks
+from .simd_batch import ROWS, SLOPE_ROWS, block_elements, copy, slope_blocks, whole_blocks
 from .winograd import PRODUCTS, TOGETHER
 
 _one_core = compile_loops(__name__, _fused, fastmath=FASTMATH, error_model="numpy")
@@ -179,7 +179,7 @@ def _block(space, plan, wanted, x, y, wants_dx):
         dz_at=table(distances(plan.dz_wide, *(plan.dz_margin + np.arange(n) for n in (plan.rows, plan.columns)))),
         window=size * size, pool_stride=hop, pool_rows=down, pool_columns=right, overlap=int(hop < size),
         relu=int(relu), pool_taps=table(distances(plan.z_wide, steps)), back_taps=table(distances(plan.dz_wide, steps)),
-        W=W, b=b, own=take("own", filled(channels) // ROWS * own), own_b=take("own", channels),
+        W=W, b=b, own=take("own", slope_blocks.py_func(channels) * own), own_b=take("own", channels),
         packed=take("packed", filled(channels) * taps * plan.c), bias=take("packed", filled(channels)),
         back=take("packed", filled(plan.c) * taps * channels), x=x[0],
         y=y[0], y_tall=y[1], y_wide=y[2], y_margin=y[3], marks=take("marks", channels * down * right),
@@ -299,11 +299,12 @@ def block_backward(block, tables, packed, kept, marks, scratch, workspace, own):
         dz = unpooled(block, tables, marks, scratch, workspace, o, channels)
         if plan.winograd:
             winograd.slopes_in(plan, kept.dtype, o, channels, address(dz), dM)
-        else:
+        for i in range(0, 0 if plan.winograd else channels, SLOPE_ROWS):
+            to = own[block.own + (o + i) // SLOPE_ROWS * block_elements(depth, lanes) :]
             simd_batch.add_slopes(
-                kept.dtype, channels, address(dz), plane * BYTES, at + ADDRESS * block.dz_at,
+                kept.dtype, channels - i, address(dz[i * plane * lanes :]), plane * BYTES, at + ADDRESS * block.dz_at,
                 x, at + ADDRESS * plan.x_at, plan.rows * plan.columns, at + ADDRESS * plan.taps, depth,
-                address(own[block.own + o // ROWS * block_elements(depth, lanes) :]), simd_batch.piece_of(lanes) * size,
+                address(to), simd_batch.piece_of(lanes) * size,
             )  # fmt: skip
         for i in range(channels):
             own[block.own_b + o + i] += total(dz[i * plane * lanes : (i + 1) * plane * lanes])

@@ -20,12 +20,13 @@ from .compiler import compiled
 from .simd import ADDRESS, BYTES, INDEX, REGISTERS, address, everywhere, transpose, written
 
 # Results that are summed at once, by the rows of a block: how many columns. Together with what a step reads, they fill
-# the registers: 24 of 32, or 8 to 12 of 16.
-COLUMNS = {8: 3, 6: 4, 4: 6, 2: 8} if REGISTERS == 32 else {8: 1, 6: 2, 4: 2, 2: 4}
-_C8, _C6, _C4, _C2 = COLUMNS.values()
-ROWS = max(COLUMNS)
-LEAST = min(COLUMNS.values())
-MOST = max(rows * columns for rows, columns in COLUMNS.items())
+# the registers: 24 of 32, or 10 to 12 of 16. Of the weights' gradient both factors are vectors, and LLVM loads a step's
+# first of all: so there are fewer sums, that none of them goes to memory and back in each step.
+COLUMNS = {8: 3, 6: 4, 4: 6, 2: 8} if REGISTERS == 32 else {4: 3, 2: 5}
+SLOPE_COLUMNS = {4: 4, 2: 6} if REGISTERS == 32 else {4: 3, 2: 4}
+_S4, _S2 = SLOPE_COLUMNS.values()
+ROWS, SLOPE_ROWS = max(COLUMNS), max(SLOPE_COLUMNS)
+MOST = max(rows * columns for rows, columns in SLOPE_COLUMNS.items())
 NONE = 255  # stands for no number of a window
 SPARE = max(COLUMNS.values())  # entries that a table of positions repeats at its end, so that columns are never lacking
 
@@ -111,7 +112,7 @@ def _sums(code, vectors):
 @compiled(__name__, nogil=True)
 def rows_of(left):
     """Return how many rows the next block has, of which `left` are still to be made."""
-    return 8 if left > 6 else 6 if left > 4 else 4 if left > 2 else 2
+    return min(ROWS, 8 if left > 6 else 6 if left > 4 else 4 if left > 2 else 2)
 
 
 @compiled(__name__, nogil=True)
@@ -120,14 +121,14 @@ def whole_blocks(rows):
     return (rows + ROWS - 1) // ROWS * ROWS
 
 
-def _each_height(code, height, count):
-    """Write a loop over `count` columns for each height of a block, of which the one for `height` rows is run.
+def _each_height(code, tiles, height, count):
+    """Write a loop over `count` columns for each height of `tiles`, of which the one for `height` rows is run.
 
     Yield, for its body to be written, rows, columns, and as values of LLVM's the bytes done of a table and the turn.
     """
     builder = code.builder
     end = builder.mul(count, INDEX(ADDRESS))
-    for rows, columns in COLUMNS.items():
+    for rows, columns in tiles.items():
         chosen = builder.if_then(builder.icmp_signed("==", height, INDEX(rows)))
         loop = cgutils.for_range_slice(builder, INDEX(0), end, INDEX(ADDRESS * columns), INDEX)
         with chosen, loop as (done, turn):
@@ -135,7 +136,7 @@ def _each_height(code, height, count):
 
 
 def _results(relu, code, height, left, w, taps, depth, x, x_at, count, out, out_at, out_row, start):
-    for rows, columns, done, _ in _each_height(code, height, count):
+    for rows, columns, done, _ in _each_height(code, COLUMNS, height, count):
         here, there = code.at(x_at, done), code.at(out_at, done)
         _products(rows, columns, code, w, taps, depth, x, here, out, there, out_row, start, left, relu)
 
@@ -145,7 +146,7 @@ _multiply, _multiply_relu = (written(partial(_results, relu)) for relu in (False
 
 @written
 def _add_slopes(code, height, left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece):
-    for rows, columns, done, turn in _each_height(code, height, count):
+    for rows, columns, done, turn in _each_height(code, SLOPE_COLUMNS, height, count):
         here, there = code.at(taps, done), code.at(out, code.builder.mul(turn, piece))
         _slopes(rows, columns, code, dz, dz_row, dz_at, x, x_at, depth, here, there, left)
 
@@ -167,12 +168,24 @@ def multiply_relu(dtype, left, w, taps, depth, x, x_at, count, out, out_at, out_
 
 @compiled(__name__, nogil=True)
 def add_slopes(dtype, left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece):
-    """Add a block of the weights' gradient, `_slopes`, for `count` taps; `left` rows are still to be made.
+    """Add SLOPE_ROWS rows of the weights' gradient, `_slopes`, for `count` taps; `left` rows are still to be made.
 
     taps (count + SPARE,): as `_slopes` wants them, the last entry repeated. out: as many pieces as the block needs.
     piece: bytes of one. `collect` knows where in them a number is.
     """
-    _add_slopes(dtype, rows_of(left), left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece)
+    _add_slopes(dtype, slope_rows(left), left, dz, dz_row, dz_at, x, x_at, depth, taps, count, out, piece)
+
+
+@compiled(__name__, nogil=True)
+def slope_rows(left):
+    """Return how many rows the next block of the weights' gradient has, of which `left` are still to be made."""
+    return 4 if left > 2 else 2
+
+
+@compiled(__name__, nogil=True)
+def slope_blocks(rows):
+    """Return how many blocks so many rows of the weights' gradient are."""
+    return (rows + SLOPE_ROWS - 1) // SLOPE_ROWS
 
 
 @compiled(__name__, nogil=True)
@@ -184,19 +197,13 @@ def piece_of(lanes):
 @compiled(__name__, nogil=True)
 def block_elements(count, lanes):
     """Return how many elements a block of the weights' gradient takes, for so many taps."""
-    return (count + LEAST - 1) // LEAST * ((MOST + lanes - 1) // lanes * lanes)
-
-
-@compiled(__name__, nogil=True)
-def columns_of(rows):
-    """Return how many columns of results are summed at once, for blocks of so many rows."""
-    return _C8 if rows == 8 else _C6 if rows == 6 else _C4 if rows == 4 else _C2
+    return (count + _S4 - 1) // _S4 * ((MOST + lanes - 1) // lanes * lanes)
 
 
 @compiled(__name__, nogil=True)
 def places_of(left, count, lanes):
     """Return where in a block's pieces each tap of its first row is, and how far it is to the next row."""
-    columns = columns_of(rows_of(left))
+    columns = _S4 if slope_rows(left) == 4 else _S2
     found = np.empty(count, np.int64)
     for t in range(count):
         found[t] = t // columns * piece_of(lanes) + t % columns
@@ -211,9 +218,9 @@ def collect(own, at, rows, first, out):
     """
     count, lanes = out.shape[1], BYTES // out.itemsize
     for i in range(len(out)):
-        block = (first + i) // ROWS * ROWS
-        places, columns = places_of(rows - block, count, lanes)
-        begin = at + block // ROWS * block_elements(count, lanes) + (first + i - block) * columns
+        block = (first + i) // SLOPE_ROWS
+        places, columns = places_of(rows - block * SLOPE_ROWS, count, lanes)
+        begin = at + block * block_elements(count, lanes) + (first + i) % SLOPE_ROWS * columns
         for t in range(count):
             total = own[0, begin + places[t]]
             for share in range(1, len(own)):

@@ -19,6 +19,7 @@ from .compiler import compiled
 from .simd import ADDRESS, BYTES, INDEX, address, written
 from .simd_batch import (
     ROWS,
+    SLOPE_ROWS,
     add_slopes,
     aligned,
     block_elements,
@@ -27,6 +28,7 @@ from .simd_batch import (
     piece_of,
     places_of,
     rows_of,
+    slope_blocks,
     whole_blocks,
 )
 
@@ -158,13 +160,13 @@ def unpack(own, at, first, end, dW):
     u[:] = 0
     block_size = block_elements(c, lanes)
     for o in range(first, end):
-        block = o // ROWS * ROWS
-        places, columns = places_of(c_out - block, c, lanes)
-        begin = at + block // ROWS * block_size + (o - block) * columns
+        block = o // SLOPE_ROWS
+        places, columns = places_of(c_out - block * SLOPE_ROWS, c, lanes)
+        begin = at + block * block_size + o % SLOPE_ROWS * columns
         for i in range(0, c, lanes):
             many = min(lanes, c - i)
             for t in range(PRODUCTS):
-                start = begin + t * whole_blocks(c_out) // ROWS * block_size
+                start = begin + t * slope_blocks(c_out) * block_size
                 for lane in range(many):
                     total = own[0, start + places[i + lane]]
                     for share in range(1, len(own)):
@@ -278,7 +280,7 @@ def add_weights(plan, at, dtype, size, dM, V, dU):
     tiles, lanes = plan.down * plan.across, BYTES // size
     block, piece = block_elements(plan.c, lanes) * size, piece_of(lanes) * size
     for t in range(PRODUCTS):
-        for o in range(0, plan.c_out, ROWS):
+        for o in range(0, plan.c_out, SLOPE_ROWS):
             add_slopes(
                 dtype, plan.c_out - o, dM + (t * apart(plan, plan.c_out) + o * tiles) * BYTES, tiles * BYTES,
                 at + ADDRESS * plan.tiles_at, V + t * apart(plan, plan.c) * BYTES, at + ADDRESS * plan.tiles_at, tiles,
