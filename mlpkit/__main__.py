@@ -80,13 +80,14 @@ def say(what):
 def _open_streams():
     """Where a stream was closed, as by `2>&-`, write to nowhere: else the next file that is opened takes its place.
 
-    A sign that a stream's encoding has not, as in the name of a file, is written out: what was done is done.
+    A sign that a stream's encoding has not, as in the name of a file, is written out: what was done is done. A line
+    is shown as soon as it ends, where a pipe or a file would have it wait for a hundred others, too.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open as long as the program runs)
         if hasattr(getattr(sys, name), "reconfigure"):
-            getattr(sys, name).reconfigure(errors="backslashreplace")
+            getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)
 
 
 def _close_streams():
