@@ -19,12 +19,12 @@ prange = range  # see python_loops
 def gather(X, index):
     rows = np.empty((len(index), *X.shape[1:]), X.dtype)
     for i in prange(len(index)):
-        if X.ndim == 2:
-            row = X[index[i]]
-            for j in range(len(row)):
-                rows[i, j] = row[j]
-        else:
+        if X.ndim == 1:
             rows[i] = X[index[i]]
+        else:  # an array assigned to another would be compiled with all that makes an error's message
+            row = rows[i].reshape(-1)
+            for j, value in enumerate(X[index[i]].flat):
+                row[j] = value
     return rows
 
 

@@ -17,13 +17,18 @@ DEPTH = 1024  # rows of b that are copied at a time
 HEIGHT = 1024  # rows of a panel; with fewer, b is read in place
 
 
-@compiled(__name__, parallel=True, nogil=True)
+@compiled(__name__, nogil=True)
 def matmul(a, b, out):
     """Write the product of a (n, k) and b (k, m) into out (n, m), on all cores; n and k are at least 1.
 
     The arrays, all float32 or all float64, may have any strides; out must not overlap with a or b.
     """
-    a, b, out = a[::1, ::1], b[::1, ::1], out[::1, ::1]  # arrays of any strides: compiled once for all of them
+    matmul_any(a[::1, ::1], b[::1, ::1], out[::1, ::1])
+
+
+@compiled(__name__, parallel=True, nogil=True)
+def matmul_any(a, b, out):
+    """Do what `matmul` does. It is compiled once: by their type, all arrays have strides of their own."""
     width, height = WIDE * BYTES // out.itemsize, HEIGHT
     if len(a) < HEIGHT:  # tiles share more columns, so fewer rows: as many turns as with narrow ones
         height = (len(a) + WIDE * ROWS - 1) // (WIDE * ROWS) * ROWS
@@ -31,13 +36,18 @@ def matmul(a, b, out):
     for panel in prange(above * ((out.shape[1] + width - 1) // width)):
         left, top = panel // above * width, panel % above * height
         columns = slice(left, left + width)
-        multiply(a[top : top + height], b[:, columns], out[top : top + height, columns])
+        multiply_any(a[top : top + height], b[:, columns], out[top : top + height, columns])
 
 
 @compiled(__name__, nogil=True)
 def multiply(a, b, out):
     """Do what `matmul` does, on one core."""
-    a, b, out = a[::1, ::1], b[::1, ::1], out[::1, ::1]
+    multiply_any(a[::1, ::1], b[::1, ::1], out[::1, ::1])
+
+
+@compiled(__name__, nogil=True)
+def multiply_any(a, b, out):
+    """Do what `multiply` does; see `matmul_any`."""
     lanes, depth = BYTES // out.itemsize, min(len(b), DEPTH)
     columns = np.empty(depth * WIDE * lanes, out.dtype)  # a panel's part of b
     rest = np.zeros((ROWS if len(a) % ROWS else 0, depth), out.dtype)  # rows of a that do not fill a tile
