@@ -225,15 +225,24 @@ def unpacked_once():
 
 
 def once(folder, work, depends_on):
-    """Return a function that does the work, unless the folder has what came of it; see `depends_on`."""
+    """Return a function that does the work, unless the folder has what came of it, or what was wrong."""
+
+    def outcome(*given, **macros):
+        try:
+            return work(*given, **macros), None
+        except RuntimeError as refusal:  # the compiler's
+            return None, str(refusal)
 
     @wraps(work)
     def look(name, arch="sm_90", *args, **macros):
         key = repr((work.__name__, kernels.source(name), arch, args, macros, *depends_on()))
-        path = folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+        path = folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.outcome"
         if not path.is_file():
-            write_atomically(path, pickle.dumps(work(name, arch, *args, **macros)))
-        return pickle.loads(path.read_bytes())
+            write_atomically(path, pickle.dumps(outcome(name, arch, *args, **macros)))
+        found, refusal = pickle.loads(path.read_bytes())
+        if refusal:
+            raise RuntimeError(refusal)
+        return found
 
     return look
 

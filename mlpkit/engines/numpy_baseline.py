@@ -160,7 +160,8 @@ def conv_backward_input(dz, W, shape, stride, padding):
 
 def _windows(x, size, stride, padding):
     """Return a copy (c, size, size, n, h', w') of all windows: of a convolution is left one product ("im2col")."""
-    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    if padding:
+        x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     windows = np.stack(_taps(x.swapaxes(0, 1), size, stride), axis=1)
     return windows.reshape(len(windows), size, size, *windows.shape[2:])
 

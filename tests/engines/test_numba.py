@@ -230,23 +230,29 @@ def installation():
 
 
 @pytest.fixture(scope="module")
-def run_once(tmp_path_factory):
-    """What STEP and RELU print where they have never been run, and the copy of the package that has their code now."""
+def relu_once(tmp_path_factory):
+    """What RELU prints where it has never been run, and the copy of the package that has its code now."""
     folder = tmp_path_factory.mktemp("used")
     shutil.copytree(PACKAGE, folder / "mlpkit", ignore=COMPILED)
-    return python(STEP, folder), python(RELU, folder), folder
+    return python(RELU, folder), folder
+
+
+@pytest.fixture(scope="module")
+def step_once(relu_once):
+    """What STEP prints there at first; the copy has its code then."""
+    return python(STEP, relu_once[1])
 
 
 @pytest.fixture
-def used(run_once, tmp_path):
-    """A copy of the package in which STEP and RELU have been run."""
-    shutil.copytree(run_once[-1], tmp_path, dirs_exist_ok=True)
+def used(relu_once, tmp_path):
+    """A copy of the package in which RELU has been run, and STEP, where a test wants `step_once` first."""
+    shutil.copytree(relu_once[1], tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
 @pytest.mark.slow
-def test_a_second_process_compiles_nothing(run_once, used):
-    first = run_once[0]
+def test_a_second_process_compiles_nothing(step_once, used):
+    first = step_once
     assert first[1:] == ["0", "1"]
     assert python(STEP, used) == [first[0], "1", "0"]
 
@@ -258,18 +264,18 @@ def test_a_whole_step_is_kept_with_all_that_it_calls():
 
 
 @pytest.mark.slow
-def test_a_changed_source_is_compiled_anew_where_it_is_called_too(run_once, used):
+def test_a_changed_source_is_compiled_anew_where_it_is_called_too(step_once, used):
     source = used / "mlpkit" / "engines" / "numba_serial.py"
     source.write_text(source.read_text() + "\n# another version of what an engine calls\n")
     assert python(STEP, used)[1:] == ["0", "1"]
-    assert python(STEP, used) == [run_once[0][0], "1", "0"]
+    assert python(STEP, used) == [step_once[0], "1", "0"]
 
 
-def test_a_source_that_is_not_compiled_may_change(run_once, used):
+def test_a_source_that_is_not_compiled_may_change(relu_once, used):
     for name in ("engines/numpy_baseline", "engines/cuda_graph", "engines/cuda/kernel", "executors/numba_step"):
         source = used / "mlpkit" / f"{name}.py"
         source.write_text(source.read_text() + "\n# another version of what is none of Numba's business\n")
-    assert python(RELU, used) == [run_once[1][0], "1", "0"]
+    assert python(RELU, used) == [relu_once[0][0], "1", "0"]
 
 
 @pytest.mark.slow
@@ -291,11 +297,11 @@ def test_an_installation_that_cannot_be_written_to_works(installation, tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("kept", sweep([0, 0.5], 0.5), ids=["empty", "half"])
-def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, run_once, used):
+def test_compiled_code_that_was_cut_short_is_made_anew(suffix, kept, relu_once, used):
     """As when the power fails: the name of a file can be on the disk before what stands in it."""
     for path in used.rglob(f"*.{suffix}"):
         path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    first = run_once[1]
+    first = relu_once[0]
     assert python(RELU, used) == first
     assert python(RELU, used) == [first[0], "1", "0"]
 
@@ -378,7 +384,7 @@ AGREE = """
             found.append(float(trainer.step(x, y)))
         return found
     threads = numba.config.NUMBA_NUM_THREADS
-    for sizes in ((20, 16, 10), (3, 10)):  # more threads than inputs
+    for sizes in ((20, 16, 10), (3, 16, 10)):  # more threads than inputs; of other layers it would be compiled anew
         for name in ("numba_parallel", "numba_step"):
             np.testing.assert_allclose(losses(name, threads, *sizes), losses("numpy_baseline", 1, *sizes), rtol=1e-5)
     print(threads, numba.threading_layer())

@@ -39,7 +39,7 @@ def test_an_odd_record_is_shown_or_refused_in_a_sentence(path, recwarn):
     record, choice = results.load(path), random.Random(str(path.stem))
     table, text = experiments.load(path.stem).table, json.dumps(record)
     everywhere = [found for found in places(record) if found[0] in ("runs", "settings")]
-    for _ in range(20):
+    for _ in range(10):
         odd = json.loads(text)
         put(odd, choice.choice(everywhere), choice.choice(ODD))
         try:

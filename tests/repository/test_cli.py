@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +30,14 @@ from mlpkit.training import checkpoint
 from mlpkit.training.recipe import Recipe
 
 COMMAND = [sys.executable, "-m", "mlpkit"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asked_once():
+    """Have Python look once for what other packages add, in all that are installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "entry_points", cache(cli.entry_points))
+        yield
 
 
 def run(*arguments):
