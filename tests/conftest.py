@@ -39,10 +39,10 @@ COMPILED = {"test_engines", "test_convolutions", "test_numba_conv", "test_numba"
             "test_first_edition", "test_executors", "test_numba_steps"}  # fmt: skip
 # What takes long in one piece, the longest first: at the end, the other processes would wait for it.
 LONG = ("test_clean_checkout", "test_site", "test_browser", "test_conv_implicit", "test_emulated", "test_persistent",
-        "test_kernels", "test_limit", "test_killed_studies", "21_ship_it", "15_train_networks_that_see",
-        "03_find_the_floor", "02_train_it_well", "26_two_gpus", "13_convolve", "12_compare_everything",
-        "01_build_the_mlp", "10_write_a_matmul", "14_make_it_fast_on_a_cpu", "22_serve_it", "25_find",
-        "24_paint")  # fmt: skip
+        "test_kernels", "test_limit", "test_killed_studies", "15_train_networks_that_see", "21_ship_it",
+        "14_make_it_fast_on_a_cpu", "22_serve_it", "02_train_it_well", "03_find_the_floor", "12_compare_everything",
+        "13_convolve", "10_write_a_matmul", "26_two_gpus", "01_build_the_mlp", "24_paint", "04_rewrite_it_in_loops",
+        "05_why_it_failed", "00_start_here", "06_where_numba_wins", "25_find")  # fmt: skip
 
 
 # Where a GPU stands for a lesser one, what that one would refuse is no failure.

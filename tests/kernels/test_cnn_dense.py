@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from shared import needs_hopper
+from shared import needs_hopper, sweep
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 
@@ -19,6 +19,11 @@ from mlpkit.nn.network import Network
 
 needs_compiler = pytest.mark.skipif(emulator.why_not() is not None, reason=emulator.why_not() or "")
 ERRORS = {"float32": 1e-6, "tf32": 4e-2}  # a unit near 0 may fall on the other side
+EDGES = [  # of tiles, slices, units and layers
+    (5, (70, 10)), (70, (150, 64, 10)), (2, (40, 160, 110, 5)), (3, (33, 20, 7, 3)), (2, (64, 300, 10)), (66, (40, 5)),
+    (1, (3, 2, 2)), (2, (600, 10)), (2, (1100, 6)), (140, (20, 40, 10)),
+]  # fmt: skip
+CASES = [(precision, *of) for precision in ERRORS for of in EDGES]  # each of them is compiled for itself
 
 
 def gradient(sizes, n, precision, x, labels, network, wants_dx):
@@ -41,11 +46,7 @@ def gradient(sizes, n, precision, x, labels, network, wants_dx):
 
 
 @needs_compiler
-@pytest.mark.parametrize("precision", ERRORS)
-@pytest.mark.parametrize(("n", "sizes"), [
-    (5, (70, 10)), (70, (150, 64, 10)), (2, (40, 160, 110, 5)), (3, (33, 20, 7, 3)), (2, (64, 300, 10)), (66, (40, 5)),
-    (1, (3, 2, 2)), (2, (600, 10)), (2, (1100, 6)), (140, (20, 40, 10)),
-])  # fmt: skip
+@pytest.mark.parametrize(("precision", "n", "sizes"), sweep(CASES, *CASES[: len(EDGES) + 3], CASES[-1]))
 def test_it_is_what_the_layers_are(n, sizes, precision, folder):
     rng = np.random.default_rng(0)
     network = Network("numpy_baseline", mlp(*sizes), dtype=np.float64)

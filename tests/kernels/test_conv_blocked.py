@@ -341,6 +341,7 @@ LAST = (
     (Shape(2, 20, 64, 6, 6, 3), True, True), (Shape(2, 20, 70, 6, 6, 3), True, False),
     (Shape(2, 6, 16, 9, 9, 5), False, True), (Shape(2, 64, 40, 5, 5, 1), False, False),
 )  # fmt: skip
+UPDATED = [(*last, kind) for kind in ("sgd", "adam") for last in LAST]
 
 
 class Vectors:
@@ -369,8 +370,7 @@ class Vectors:
 
 
 @needs_emulator
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize(("shape", "biased", "follows"), LAST, ids=str)
+@pytest.mark.parametrize(("shape", "biased", "follows", "kind"), sweep(UPDATED, *UPDATED[: len(LAST) + 1]), ids=str)
 def test_the_last_gradients_of_a_step_come_with_the_update(shape, biased, follows, kind, cupy, folder, monkeypatch):
     mode, rng, vectors = blocked.MODES["bf16"], np.random.default_rng(1), Vectors(shape)
 
