@@ -21,6 +21,10 @@ def gather(X, index):
     for i in prange(len(index)):
         if X.ndim == 1:
             rows[i] = X[index[i]]
+        elif X.ndim == 2:
+            row = X[index[i]]
+            for j in range(len(row)):
+                rows[i, j] = row[j]
         else:  # an array assigned to another would be compiled with all that makes an error's message
             row = rows[i].reshape(-1)
             for j, value in enumerate(X[index[i]].flat):
