@@ -21,13 +21,13 @@ def offer(engine, number=0):
 
 
 @pytest.fixture(scope="module")
-def mypy(tmp_path_factory):
+def mypy(tmp_path_factory, compile_cache):
     """Return a function that runs mypy over modules given as text by name, and returns its report."""
     folder = tmp_path_factory.mktemp("mypy")
     # With imports from elsewhere not followed, numpy's types are not read: a run takes a second instead of twenty. An
     # engine that changes a few functions of another defines them a second time.
     options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--disable-error-code=no-redef"]
-    options.append(f"--cache-dir={folder / 'cache'}")
+    options.append(f"--cache-dir={compile_cache / 'mypy-engines'}")
 
     def run(**modules):
         for name, text in modules.items():

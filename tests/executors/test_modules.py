@@ -51,10 +51,11 @@ def offer(module, number=0):
 
 
 @pytest.fixture(scope="module")
-def mypy(tmp_path_factory):
+def mypy(tmp_path_factory, compile_cache):
     """Return a function that runs mypy over modules given as text by name, and returns its report."""
     folder = tmp_path_factory.mktemp("mypy")
-    options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", f"--cache-dir={folder / 'cache'}"]
+    options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports"]
+    options.append(f"--cache-dir={compile_cache / 'mypy-executors'}")
 
     def run(**modules):
         for name, text in modules.items():
