@@ -126,7 +126,7 @@ def drawn(digit, size):
     """
     ink = loops().inked(digit)
     height, width = ((2 * size * edge + max(ink.shape)) // (2 * max(ink.shape)) for edge in ink.shape)
-    room = [max(edge, (size + 1) // 2) for edge in (height, width)]
-    found = np.zeros(room, np.int64)
-    loops().resized(ink, height, width, (room[0] - height) // 2, (room[1] - width) // 2, found)
+    rows, columns = (max(edge, (size + 1) // 2) for edge in (height, width))
+    found = np.zeros((rows, columns), np.int64)
+    loops().resized(ink, height, width, (rows - height) // 2, (columns - width) // 2, found)
     return found

@@ -8,8 +8,6 @@ from math import isqrt
 
 import numpy as np
 
-from mlpkit.engines.loops.compiler import compile_loops
-
 from . import loops as _loops
 
 COARSE = 4, 8, 16, 32  # pixels between the random values of blotches
@@ -19,7 +17,9 @@ PLACE = 0xFFFF << 16  # the bits of a draw that are a line's place
 
 @cache
 def loops():
-    """Return the compiled loops."""
+    """Return the compiled loops. Numba is imported only here: who reads a record needs none."""
+    from mlpkit.engines.loops.compiler import compile_loops
+
     return compile_loops(__name__, _loops)
 
 
