@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,11 @@ from mlpkit.nn.network import Network
 from mlpkit.optim import SGD
 from mlpkit.training.recipe import Recipe
 
-pytestmark = pytest.mark.gpu
+ALONE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) < 2
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not ALONE, reason="other tests take memory of the GPU meanwhile: `make test-gpu` runs this one"),
+]
 TIMES, PAGE = 40, 2 << 20  # CUDA hands memory out in pages of 2 MiB
 MODELS = {"perceptron": MLP, "lenet5": LENET5, "garments": FASHION_CNN}
 ON_GPU = [name for name in engines.names() if engines.on_gpu(name)]
