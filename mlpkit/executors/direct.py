@@ -31,7 +31,7 @@ from .team import ThreadTeam
 SPARE = max(PIXELS)  # entries behind a table: a tile reads as many
 ENOUGH = 3_000_000  # bytes to multiply, for which it pays to wake another core
 ENOUGH_A_STEP = 1_000_000  # for which cores share a step that they wait for together
-MOST_ROWS = 256  # that are done at once
+MOST_ROWS, MOST_BYTES = 256, 256 << 20  # that are done at once, and of all their tensors
 
 
 class Buffer:
@@ -285,18 +285,24 @@ def prediction(network, n, precision=None, calibration=None):
     Where the loops have no step for a layer, float32 is predicted an operation at a time, and integers are refused.
     """
     n, integers = check_count("n", n), integers_of(network, precision, calibration)
-    rows = min(n, MOST_ROWS)
     if integers is None:
         try:
             steps = operations(network, integers=False) if network.dtype == np.float32 else ()  # without layers, none
-            plan = Plan(steps, network.model.input, rows) if steps else None
+            plan = Plan(steps, network.model.input, _at_once(n, steps, 4)) if steps else None
         except ValueError:  # not a layer for this
             plan = None
         pixels = network.engine.scale(np.arange(256, dtype=np.uint8), network.dtype)
         return Prediction(network, n, plan, pixels) if plan else plain.Prediction(network, n)
+    rows = _at_once(n, [each.of for each in integers.operations], 1)
     plan = Plan(integers.operations, network.model.input, rows, integers.tensors)
     x = integers.tensors["input"]
     return Prediction(network, n, plan, integers.pixels(), 1 / x.scale, x.zero_point)
+
+
+def _at_once(n, operations, item):
+    """Return how many of n examples are done at once: as many as memory should hold the tensors of."""
+    each = item * sum(prod(of.output) for of in operations)
+    return min(n, MOST_ROWS, max(1, MOST_BYTES // each))
 
 
 class Prediction:

@@ -146,3 +146,12 @@ def test_sums_and_pools_are_steps_of_the_one_call(model, n):
     exact.set_statistics(network.statistics.astype(np.float64))
     wanted = exact.forward(x.astype(np.float64))
     assert_allclose(predict(x), wanted, rtol=1e-5, atol=2e-5 * abs(wanted).max())
+
+
+def test_examples_whose_tensors_are_large_are_done_a_few_at_a_time(monkeypatch):
+    network, x = new("numba_conv", RESIDUAL), rows(RESIDUAL, 7)
+    wanted = network.compiled(7)(x)
+    monkeypatch.setattr(direct, "MOST_BYTES", 3 << 20)
+    predict = network.compiled(7)
+    assert predict.plan.n < 7
+    assert_allclose(predict(x), wanted, rtol=1e-5, atol=1e-5)
