@@ -18,7 +18,7 @@ from mlpkit.engines.loops.convolve import Tables
 from mlpkit.engines.loops.dot import ALONE, KINDS, PIXELS, SHAPES, WIDE, offset, way
 from mlpkit.engines.loops.simd import BYTES, LANES, LINE
 from mlpkit.nn.concat import Concat
-from mlpkit.nn.conv import Conv, MaxPool
+from mlpkit.nn.conv import Conv
 from mlpkit.nn.fused import MEANS, Operation, operations
 from mlpkit.nn.per_image import GlobalAvgPool
 from mlpkit.nn.quantize import PAIR, in_memory
@@ -77,7 +77,7 @@ class Plan:
             self._buffer(name, shape)
         self.steps = np.zeros((0, direct.FIELDS), np.int64)
         for each, of in zip(operations, self.fused, strict=True):
-            (self._products if of.layer else self._sums if self.item == 4 else self._between)(each, of)
+            self._products(each, of) if of.layer else self._between(each, of)
         self.vectors = _aligned(self.used), self.tables.concatenated()
         np.concatenate(self.weights, out=self.vectors[0])
         self.macs = sum(self._products_of(of) for of in self.fused if of.layer)
@@ -190,28 +190,28 @@ class Plan:
 
     def _between(self, each, of):
         a, b = (self.buffers[name] for name in (of.inputs * 2)[:2])
-        y, x = self.buffers[of.name], (each.x * 2)[:2]
-        size, stride = (of.pool.size, of.pool.stride or of.pool.size) if of.pool else (1, 1)
-        self._step(direct.Between(
-            op=direct.BETWEEN, a=a.first(), b=b.first(), y=y.first(), a_image=a.image, b_image=b.image,
-            y_image=y.image, a_row=a.row, b_row=b.row, y_row=y.row, rows=y.rows, columns=y.columns,
-            channels=y.channels, size=size, stride=stride, ma=each.multiplier[0],
-            mb=each.multiplier[1] if len(each.multiplier) > 1 else 0, za=x[0].zero_point, zb=x[1].zero_point,
-            low=each.low, shift=each.shift, zero=each.y.zero_point,
-        ))  # fmt: skip
-
-    def _sums(self, each, of):
-        a, b = (self.buffers[name] for name in (of.inputs * 2)[:2])
-        y, mean, stride = self.buffers[of.name], type(of.pool) in MEANS, 1
-        down, across = (a.rows, a.columns) if type(of.pool) is GlobalAvgPool else (1, 1)
-        if isinstance(of.pool, MaxPool):
+        y, down, across, stride = self.buffers[of.name], 1, 1, 1
+        if type(of.pool) is GlobalAvgPool:
+            down, across = a.rows, a.columns
+        elif of.pool:
             down, across, stride = of.pool.size, of.pool.size, of.pool.stride or of.pool.size
         columns, channels = (y.columns, y.channels) if of.pool else (1, y.columns * y.channels)
-        self._step(direct.Sums(
-            op=direct.SUMS, a=a.first(), b=b.first() if len(of.inputs) > 1 else -1, y=y.first(), a_image=a.image,
-            b_image=b.image, y_image=y.image, a_row=a.row, b_row=b.row, y_row=y.row, rows=y.rows, columns=columns,
-            channels=channels, down=down, across=across, stride=stride, mean=mean, relu=of.relu,
+        self._step(direct.Between(
+            a=a.first(), b=b.first(), y=y.first(), a_image=a.image, b_image=b.image, y_image=y.image, a_row=a.row,
+            b_row=b.row, y_row=y.row, rows=y.rows, columns=columns, channels=channels, down=down, across=across,
+            stride=stride, **self._arithmetic(each, of),
         ))  # fmt: skip
+
+    def _arithmetic(self, each, of):
+        """Return what a step without weights does to its numbers, as fields of `direct.Between`."""
+        if self.item == 4:
+            mean, low = type(of.pool) in MEANS, 0 if of.relu else -1
+            return {"op": direct.SUMS, "mb": len(of.inputs) - 1, "low": low, "mean": mean}
+        (ma, mb), (a, b) = (*each.multiplier, 0)[:2], (each.x * 2)[:2]
+        return {
+            "op": direct.BETWEEN, "ma": ma, "mb": mb, "za": a.zero_point, "zb": b.zero_point,
+            "low": each.low, "shift": each.shift, "zero": each.y.zero_point,
+        }  # fmt: skip
 
 
 def _pools(of):

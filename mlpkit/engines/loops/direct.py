@@ -48,38 +48,14 @@ class Products(NamedTuple):
 
 
 class Between(NamedTuple):
-    """A step of bytes without weights: of each window the largest `(a - za) * ma + (b - zb) * mb`, requantized."""
+    """A step without weights: of each window the largest `(a - za) * ma + (b - zb) * mb`.
 
-    op: int  # BETWEEN
+    Of bytes it is requantized; of float32 it is that of `a + b`, or of `a` where mb is 0, or the mean; then the ReLU.
+    """
+
+    op: int  # BETWEEN, or of float32 SUMS
     a: int
     b: int
-    y: int
-    a_image: int
-    b_image: int
-    y_image: int
-    a_row: int
-    b_row: int
-    y_row: int
-    rows: int  # of the output
-    columns: int
-    channels: int
-    size: int
-    stride: int
-    ma: int
-    mb: int
-    za: int
-    zb: int
-    low: int
-    shift: int = 1
-    zero: int = 0
-
-
-class Sums(NamedTuple):
-    """A step of float32 without weights: of each window the largest `a + b`, or their mean; then the ReLU."""
-
-    op: int  # SUMS
-    a: int
-    b: int  # -1 where there is none
     y: int
     a_image: int
     b_image: int
@@ -93,8 +69,14 @@ class Sums(NamedTuple):
     down: int  # rows of a window, and columns
     across: int
     stride: int
-    mean: int
-    relu: int
+    mb: int
+    low: int  # of float32: -1 for any number
+    mean: int = 0
+    ma: int = 1
+    za: int = 0
+    zb: int = 0
+    shift: int = 1
+    zero: int = 0
 
 
 FIELDS = len(Products._fields)  # of a step's row
@@ -141,10 +123,10 @@ def between(step, work, image):
             y = step.y + image * step.y_image + r * step.y_row + c * step.channels
             for k in range(step.channels):
                 found = -(2**62)
-                for i in range(step.size):
+                for i in range(step.down):
                     a = step.a + image * step.a_image + (r * step.stride + i) * step.a_row
                     b = step.b + image * step.b_image + (r * step.stride + i) * step.b_row
-                    for j in range(step.size):
+                    for j in range(step.across):
                         at = (c * step.stride + j) * step.channels + k
                         one, other = np.int64(work[a + at]) - step.za, np.int64(work[b + at]) - step.zb
                         found = max(found, one * step.ma + other * step.mb)
@@ -154,7 +136,7 @@ def between(step, work, image):
 @compiled(__name__, nogil=True)
 def sums(step, work, image):
     """Write the outputs of an image. step: its address; work: the array of all buffers, uint8."""
-    step, values = named(Sums, step), work.view(np.float32)
+    step, values = named(Between, step), work.view(np.float32)
     line, last = np.empty(step.channels, np.float32), np.float32(1 / (step.down * step.across) if step.mean else 1)
     for r in range(step.rows):
         for c in range(step.columns):
@@ -164,7 +146,7 @@ def sums(step, work, image):
                 for j in range(step.across):
                     column = c * step.stride + j
                     a = pixel(values, step.a + image * step.a_image + row * step.a_row, column, step.channels)
-                    if step.b >= 0:
+                    if step.mb:
                         b = pixel(values, step.b + image * step.b_image + row * step.b_row, column, step.channels)
                         for k in range(step.channels):
                             line[k] = a[k] + b[k]
@@ -172,7 +154,7 @@ def sums(step, work, image):
                     else:
                         meet(a, y, i + j == 0, step.mean)
             for k in range(step.channels):
-                y[k] = np.float32(0) if step.relu and y[k] < 0 else y[k] * last
+                y[k] = np.float32(0) if step.low == 0 and y[k] < 0 else y[k] * last
 
 
 @compiled(__name__, nogil=True)
