@@ -51,5 +51,5 @@ def written(file, trainer, blocks, name="stamps", last=None):
     """
     import cupy as cp
 
-    memory = kernels.load(file, **trainer.macros).get_global(name)
+    memory = kernels.load(file, **trainer.macros).get_function("train").get_global(name)
     return cp.ndarray((blocks, trainer.macros["STAMPED_STEPS"], last or STAMPS[file]), np.int64, memory).get()

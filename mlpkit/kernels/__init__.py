@@ -28,6 +28,8 @@ from .compiling import Module
 
 FOLDER = Path(__file__).parent
 OPTIONS = ("-std=c++17", "-default-device")
+# A kernel, from its first line to its last; the name stands before the bracket of its parameters
+KERNEL = re.compile(r'^extern "C" __global__ (?:\w+(?:\([^()]*\))?\s+)*(\w+)\((?:.*\}\n|(?:.*\n)+?\}\n)', re.MULTILINE)
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
@@ -69,6 +71,14 @@ def names():
     return sorted(path.stem for path in FOLDER.glob("*/*.cu"))
 
 
+def alone(code, kernel):
+    """Return CUDA C without its kernels but one: all that begins with `extern "C" __global__` where a line does."""
+    for found in reversed(list(KERNEL.finditer(code))):
+        if found[1] != kernel:
+            code = code[: found.start()] + code[found.end() :]
+    return code
+
+
 def chip(name):
     """Return the oldest chip that `<name>.cu` is for, such as "sm_80"; one that ends with "a" is the only one."""
     comment = re.match("(//.*\n)*", source(name))
@@ -78,18 +88,22 @@ def chip(name):
 
 @cache
 def load(name, **macros):
-    """Return the file `<name>.cu` as a `compiling.Module`, for this GPU, with macros defined."""
+    """Return the file `<name>.cu` as a `compiling.Module`, for this GPU, with macros defined.
+
+    Of its kernels those are compiled that are asked for, each `alone`: that takes a part of the time, side by side, and
+    makes the same machine code of it.
+    """
     return Module(partial(_raw_module, name, macros))
 
 
-def _raw_module(name, macros):
+def _raw_module(name, macros, kernel):
     import cupy
 
     if chip(name).endswith("a"):  # CuPy compiles for sm_90 where the GPU is one
-        return cupy.RawModule(path=str(_file_of_code(name, chip(name), macros)))
+        return cupy.RawModule(path=str(_file_of_code(name, kernel, chip(name), macros)))
     if gpu.is_restricted():  # PTX, which the driver compiles for newer chips, too
-        return cupy.RawModule(path=str(_file_of_code(name, f"compute_{gpu.capability()}", macros)))
-    return cupy.RawModule(code=source(name), options=(*OPTIONS, *_definitions(macros)))
+        return cupy.RawModule(path=str(_file_of_code(name, kernel, f"compute_{gpu.capability()}", macros)))
+    return cupy.RawModule(code=alone(source(name), kernel), options=(*OPTIONS, *_definitions(macros)))
 
 
 def ptx(name, arch="sm_90", **macros):
@@ -97,7 +111,7 @@ def ptx(name, arch="sm_90", **macros):
 
     Raises RuntimeError with the compiler's messages where the file is wrong.
     """
-    return _compile(name, exactly(name, arch).replace("sm", "compute"), macros).decode()
+    return _compile(name, source(name), exactly(name, arch).replace("sm", "compute"), macros).decode()
 
 
 def cubin(name, arch="sm_90", **macros):
@@ -105,7 +119,7 @@ def cubin(name, arch="sm_90", **macros):
 
     Raises RuntimeError with the compiler's messages where the file is wrong.
     """
-    return _compile(name, exactly(name, arch), macros)
+    return _compile(name, source(name), exactly(name, arch), macros)
 
 
 def exactly(name, arch):
@@ -113,27 +127,28 @@ def exactly(name, arch):
     return chip(name) if chip(name) == f"{arch}a" else arch
 
 
-def _file_of_code(name, arch, macros):
-    """Return the path of a file with the code for a chip, compiled if it is not in CuPy's cache already.
+def _file_of_code(name, kernel, arch, macros):
+    """Return the path of a file with a kernel's code for a chip, compiled if it is not in CuPy's cache already.
 
     It is machine code for "sm_90a", and PTX for "compute_80".
     """
     from cupy.cuda import nvrtc
 
     folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
-    depends_on = repr((source(name), arch, macros, nvrtc.getVersion()))
+    code = alone(source(name), kernel)
+    depends_on = repr((code, arch, macros, nvrtc.getVersion()))
     ending = "ptx" if arch.startswith("compute") else "cubin"
     path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.{ending}"
     if not path.is_file():
-        write_atomically(path, _compile(name, arch, macros))
+        write_atomically(path, _compile(name, code, arch, macros))
     return path
 
 
-def _compile(name, arch, macros):
+def _compile(name, code, arch, macros):
     """Return what NVRTC makes for `arch`: PTX as bytes for "compute_90", machine code for "sm_90"."""
     from cupy.cuda import nvrtc
 
-    program = nvrtc.createProgram(source(name), f"{name}.cu", (), ())
+    program = nvrtc.createProgram(code, f"{name}.cu", (), ())
     try:
         nvrtc.compileProgram(program, (*OPTIONS, f"-arch={arch}", *_definitions(macros)))
         # CuPy leaves out the last byte of either, a zero. Machine code needs it: its header says how long it is.

@@ -1,4 +1,4 @@
-"""Kernels are compiled side by side, each file in a thread of its own: NVRTC works outside of Python.
+"""Kernels are compiled side by side, each by itself in a thread of its own: NVRTC works outside of Python.
 
 Who asks for a kernel has it at once, and only its first launch waits until it is compiled. So that a step does not wait
 for one kernel after another, it is rehearsed: all its kernels are asked for, and none is launched.
@@ -7,27 +7,23 @@ for one kernel after another, it is rehearsed: all its kernels are asked for, an
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
-_here = threading.local()  # `asked`: the modules that this thread's rehearsal has asked for
+_here = threading.local()  # `asked`: the kernels that this thread's rehearsal has asked for
 
 
 class Module:
-    """What `cupy.RawModule` is, in the making: make() returns it, and is called in another thread."""
+    """A file in the making: make(name) returns a `cupy.RawModule` with its kernel of a name, in another thread."""
 
     def __init__(self, make):
-        import cupy  # here, because a machine with no GPU can still read and check the sources
-
-        self.future = _threads().submit(_made, make, cupy.cuda.Device())
-        getattr(_here, "asked", []).append(self.future)
+        self.make, self.futures, self.lock = make, {}, threading.Lock()
 
     def get_function(self, name):
-        """Return a kernel, without waiting for it."""
-        return Kernel(self.future, name)
-
-    def get_global(self, name):
-        """Return a pointer to a variable on the GPU."""
-        return self.future.result().get_global(name)
+        """Return a kernel, without waiting for it. It is compiled once, whoever asks."""
+        with self.lock:
+            if name not in self.futures:
+                self.futures[name] = _asked(partial(self.make, name))
+        return Kernel(self.futures[name], name)
 
 
 class Kernel:
@@ -50,6 +46,10 @@ class Kernel:
             if (value := getattr(self, setting)) is not None:
                 setattr(found, setting, value)
         return found
+
+    def get_global(self, name):
+        """Return a pointer to a variable on the GPU, which is this kernel's own."""
+        return self.future.result().get_global(name)
 
     @cached_property
     def function(self):
@@ -93,7 +93,15 @@ def _shown(futures):
     from tqdm.auto import tqdm
 
     done = as_completed(futures)
-    return tqdm(done, "compiling kernels", len(futures), leave=False, delay=0.5, unit="file")
+    return tqdm(done, "compiling kernels", len(futures), leave=False, delay=0.5, unit="kernel")
+
+
+def _asked(make):
+    import cupy  # here, because a machine with no GPU can still read and check the sources
+
+    future = _threads().submit(_made, make, cupy.cuda.Device())
+    getattr(_here, "asked", []).append(future)
+    return future
 
 
 @cache

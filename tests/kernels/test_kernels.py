@@ -1,6 +1,7 @@
 """Every CUDA file compiles for two generations of GPUs and keeps its numbers in registers: seen without a GPU."""
 
 import contextlib
+import re
 import struct
 import subprocess
 import sys
@@ -187,20 +188,77 @@ def test_ptxas_is_a_program():
     assert "ptxas" in said
 
 
-def test_a_module_is_made_once_for_each_set_of_macros(folder, monkeypatch):
-    made = set()
+def test_a_kernel_is_made_once_and_alone_for_each_set_of_macros(folder, monkeypatch):
+    made = []
 
     def module(code, options):
-        assert code == SCALE
-        made.add(options)
+        made.append((code, options))
         return types.SimpleNamespace(compile=lambda: None)
 
     cuda = types.SimpleNamespace(Device=contextlib.nullcontext)
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(RawModule=module, cuda=cuda))
     first, other = kernels.load("scale", FACTOR=3), kernels.load("scale", FACTOR=4)
     assert kernels.load("scale", FACTOR=3) is first is not other
-    assert first.future.result() is not other.future.result()
-    assert made == {(*kernels.OPTIONS, "-DFACTOR=3"), (*kernels.OPTIONS, "-DFACTOR=4")}
+    for each in (first, other, first):
+        each.get_function("scale").future.result()
+    code = SCALE.replace('extern "C" __global__ void nothing() {}\n', "")
+    assert sorted(made) == [(code, (*kernels.OPTIONS, f"-DFACTOR={factor}")) for factor in (3, 4)]
+
+
+def test_a_file_without_its_other_kernels():
+    two = """// two
+__device__ float half(float x) { return x / 2; }
+
+extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(2)
+void first(float* x
+#if MORE
+           , int n
+#endif
+)
+{
+    if (threadIdx.x) {
+        *x = half(*x);
+    }
+}
+
+extern "C" __global__ void second(float* x) { *x = 0; }
+"""
+    begin, end = two.index('extern "C" __global__ __launch'), two.index('extern "C" __global__ void second')
+    assert kernels.alone(two, "first") == two[:end]
+    assert kernels.alone(two, "second") == two[:begin] + "\n" + two[end:]
+
+
+@pytest.mark.parametrize("name", kernels.names())
+def test_each_kernel_of_a_file_is_found(name):
+    source = kernels.source(name)
+    found = [each[1] for each in kernels.KERNEL.finditer(source)]
+    assert len(found) == len(set(found)) == len(re.findall(r"^(?!//).*__global__", source, re.MULTILINE))
+
+
+SEVERAL = [name for name in kernels.names() if len(kernels.KERNEL.findall(kernels.source(name))) > 1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", sweep(SEVERAL, "updates"))
+def test_a_kernel_that_is_compiled_alone_is_the_same_machine_code(name):
+    source, arch = kernels.source(name), kernels.exactly(name, "sm_90")
+    whole = code_of_kernels(kernels.cubin(name, "sm_90"))
+    assert whole.keys() == set(kernels.KERNEL.findall(source))
+    for kernel, code in whole.items():
+        assert code_of_kernels(kernels._compile(name, kernels.alone(source, kernel), arch, {})) == {kernel: code}
+
+
+def code_of_kernels(cubin):
+    """Return the instructions of each kernel in an ELF file, and how many registers they need, as its sections say."""
+    (at,), (size, count, names) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
+    sections = [struct.unpack_from("<2I4Q2I", cubin, at + size * number) for number in range(count)]
+    found = {}
+    for name, _, _, _, offset, length, _, info in sections:
+        start = sections[names][4] + name
+        section = cubin[start : cubin.index(b"\0", start)].decode()
+        if section.startswith(".text.") and not section.startswith(".text.__"):  # these are a library's
+            found[section.removeprefix(".text.")] = cubin[offset : offset + length], info >> 24
+    return found
 
 
 # An instruction that only sm_90a has.
@@ -221,11 +279,11 @@ def test_a_file_for_one_chip_alone_is_compiled_for_that_chip(folder, monkeypatch
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cupy, "RawModule", lambda path: types.SimpleNamespace(path=path, compile=lambda: None))
     monkeypatch.setattr(cupy.cuda, "Device", contextlib.nullcontext)
-    compiled = kernels.load("fence").future.result().path
+    compiled = kernels.load("fence").get_function("fence").future.result().path
     assert Path(compiled).read_bytes().startswith(b"\x7fELF")
     monkeypatch.setattr(kernels, "_compile", None)  # so that a second one would fail
     kernels.load.cache_clear()
-    assert kernels.load("fence").future.result().path == compiled
+    assert kernels.load("fence").get_function("fence").future.result().path == compiled
 
 
 @needs_compiler

@@ -34,7 +34,7 @@ class Raw:
 
 def test_a_kernel_is_asked_for_at_once_and_waited_for_at_its_launch():
     raw, may_go_on = Raw(), threading.Event()
-    kernel = Module(lambda: may_go_on.wait(20) and raw).get_function("any")
+    kernel = Module(lambda name: may_go_on.wait(20) and raw).get_function("any")
     kernel.max_dynamic_shared_size_bytes = 99
     assert not hasattr(raw, "max_dynamic_shared_size_bytes")
     may_go_on.set()
@@ -45,17 +45,26 @@ def test_a_kernel_is_asked_for_at_once_and_waited_for_at_its_launch():
     assert threading.main_thread() not in raw.compiled
 
 
-def test_two_files_are_compiled_side_by_side():
-    both = threading.Barrier(2, timeout=20)
-    modules = [Module(lambda: both.wait() is not None and Raw()) for _ in range(2)]  # one alone would wait in vain
-    assert [module.future.result().ptr for module in modules] == [7, 7]
+def test_two_kernels_of_a_file_are_compiled_side_by_side():
+    both = threading.Barrier(2, timeout=20)  # one alone would wait in vain
+    module = Module(lambda name: both.wait() is not None and Raw())
+    kernels = [module.get_function(name) for name in ("multiply", "add")]
+    assert [kernel.ptr for kernel in kernels] == [7, 7]
+
+
+def test_a_kernel_is_compiled_once_whoever_asks():
+    made = []
+    module = Module(lambda name: made.append(name) or Raw())
+    kernels = [module.get_function(name) for name in ("multiply", "add", "multiply")]
+    assert [kernel.ptr for kernel in kernels] == [7, 7, 7]
+    assert sorted(made) == ["add", "multiply"]
 
 
 def test_a_rehearsal_compiles_and_launches_nothing():
     raw = Raw()
     with rehearsal():
         assert rehearsing()
-        kernel = Module(lambda: raw).get_function("any")
+        kernel = Module(lambda name: raw).get_function("any")
         kernel((1,), (32,), ())
         kernel.kernel((1,), (32,), ())
         Overlapping(kernel)((1,), (32,), ())
@@ -67,7 +76,7 @@ def test_a_rehearsal_compiles_and_launches_nothing():
 def test_a_rehearsal_need_not_wait():
     may_go_on, raw = threading.Event(), Raw()
     with rehearsal(waits=False):
-        kernel = Module(lambda: may_go_on.wait(20) and raw).get_function("any")
+        kernel = Module(lambda name: may_go_on.wait(20) and raw).get_function("any")
         kernel((1,), (32,), ())
     assert not raw.compiled
     may_go_on.set()
@@ -76,11 +85,11 @@ def test_a_rehearsal_need_not_wait():
 
 
 def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_needed_first():
-    def broken():
+    def broken(name):
         raise RuntimeError("scale.cu does not compile")
 
     with pytest.raises(RuntimeError, match=r"scale\.cu does not compile"), rehearsal():
-        Module(broken)
+        Module(broken).get_function("any")
     kernel = Module(broken).get_function("any")
     with pytest.raises(RuntimeError, match=r"scale\.cu does not compile"):
         kernel((1,), (32,), ())
