@@ -591,8 +591,15 @@ def empty_sums(mode, shape):
 
     if mode.products:
         return mode.products.empty_sums(mode, shape)
-    *_, clusters, elements = _weights(mode, shape)
-    return cupy.empty((clusters, elements), np.float32)
+    return cupy.empty(_sums(mode, shape), np.float32)
+
+
+@lru_cache(1024)
+def _sums(mode, shape):
+    """Return how many clusters leave sums, and how many each."""
+    conv = convolutions(shape, "forward")[0][0]
+    d = division(conv, mode)
+    return d.slices // d.cluster, d.packed(conv) or d.elements
 
 
 def weight_gradient(
@@ -610,8 +617,9 @@ def weight_gradient(
     """
     if mode.products:
         return mode.products.weight_gradient(mode, shape, images, dy, dw, bias, db, before, partial_sums, later)
-    multiply, add, blocks, shared, about, _, elements = _weights(mode, shape, update.kind if update else 0)
+    multiply, add, blocks, shared, about = _weights(mode, shape, update.kind if update else 0)
     partial_sums = empty_sums(mode, shape) if partial_sums is None else partial_sums
+    _, elements = _sums(mode, shape)
     multiply((blocks,), (512,), (*about[:2], images.array, dy.array, partial_sums), shared_mem=shared)
     sizes = np.int32(shape.channels_out), np.int32(shape.channels)
     pointers = [np.uintp(0 if each is None else each.data.ptr) for each in (bias, db)]
@@ -648,7 +656,7 @@ def _before(before):
 
 @lru_cache(1024)
 def _weights(mode, shape, updates=0):
-    """Return both kernels, the first one's blocks and shared memory, what both are told; clusters, and sums of each.
+    """Return both kernels, the first one's blocks and shared memory, and what both are told.
 
     updates: the `kind` of the update that the second one does, too, or 0.
     """
@@ -656,12 +664,12 @@ def _weights(mode, shape, updates=0):
     d, channels = division(conv, mode), 8 * groups_of(shape.channels_out)
     about = problem(conv, d.rows, d.bands, d.windows + conv.reach, channels)
     divided = np.array([d.windows, channels, d.windows | 1, *d.tiles, d.slices], np.int32).view("V28")
-    packed = d.packed(conv)
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
-    macros |= _lacks(conv) | ({"PACKED": 1} if packed else {}) | ({"UPDATES": updates} if updates else {})
-    multiply, add = (_kernel(WEIGHTS, name, **macros) for name in ("multiply", "add"))
+    macros |= _lacks(conv) | ({"PACKED": 1} if d.packed(conv) else {})
+    multiply = _kernel(WEIGHTS, "multiply", **macros)
+    add = _kernel(WEIGHTS, "add", **macros, **({"UPDATES": updates} if updates else {}))
     blocks, shared = d.slices * int(np.prod(d.tiles)), d.slots * d.slot(conv, mode) + d.received
-    return multiply, add, blocks, shared, (about, divided, channels), d.slices // d.cluster, packed or d.elements
+    return multiply, add, blocks, shared, (about, divided, channels)
 
 
 # ---- Filters ----
