@@ -16,6 +16,8 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
+import tempfile
 import textwrap
 from functools import cache, partial
 from importlib.util import find_spec
@@ -101,7 +103,7 @@ def _raw_module(name, macros, kernel):
 
     if chip(name).endswith("a"):  # CuPy compiles for sm_90 where the GPU is one
         return cupy.RawModule(path=str(_file_of_code(name, kernel, chip(name), macros)))
-    if gpu.is_restricted():  # PTX, which the driver compiles for newer chips, too
+    if gpu.is_restricted():  # PTX, which runs on newer chips, too
         return cupy.RawModule(path=str(_file_of_code(name, kernel, f"compute_{gpu.capability()}", macros)))
     return cupy.RawModule(code=alone(source(name), kernel), options=(*OPTIONS, *_definitions(macros)))
 
@@ -130,18 +132,33 @@ def exactly(name, arch):
 def _file_of_code(name, kernel, arch, macros):
     """Return the path of a file with a kernel's code for a chip, compiled if it is not in CuPy's cache already.
 
-    It is machine code for "sm_90a", and PTX for "compute_80".
+    It is machine code: of PTX for "compute_80" what `ptxas` makes for this GPU. Where there is none it is PTX, which
+    the driver compiles when it is loaded.
     """
     from cupy.cuda import nvrtc
 
     folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
-    code = alone(source(name), kernel)
-    depends_on = repr((code, arch, macros, nvrtc.getVersion()))
-    ending = "ptx" if arch.startswith("compute") else "cubin"
-    path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.{ending}"
-    if not path.is_file():
-        write_atomically(path, _compile(name, code, arch, macros))
-    return path
+    code, target = alone(source(name), kernel), f"sm_{gpu.own_capability()}" if arch.startswith("compute") else None
+    depends_on = repr((code, arch, macros, nvrtc.getVersion(), target))
+    path = folder / f"{name}-{hashlib.sha256(depends_on.encode()).hexdigest()[:16]}.cubin"
+    paths = path, path.with_suffix(".ptx")
+    if not any(each.is_file() for each in paths):
+        compiled = _compile(name, code, arch, macros)
+        assembled = _assembled(compiled, target) if target else compiled
+        write_atomically(paths[assembled is None], compiled if assembled is None else assembled)
+    return next(each for each in paths if each.is_file())
+
+
+def _assembled(code, arch):
+    """Return PTX as machine code for a chip, or None where no `ptxas` is installed that can read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        read, written = Path(folder, "code.ptx"), Path(folder, "code.cubin")
+        read.write_bytes(code)
+        try:
+            subprocess.run([ptxas(), f"-arch={arch}", "-o", written, read], check=True, capture_output=True)
+        except (FileNotFoundError, subprocess.CalledProcessError):
+            return None
+        return written.read_bytes()
 
 
 def _compile(name, code, arch, macros):

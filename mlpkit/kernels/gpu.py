@@ -69,8 +69,13 @@ def capability():
     With the variable MLPKIT_CAPABILITY=8.0, a newer GPU runs what one of 8.0 would: with its instructions, and with its
     shared memory. CuPy's own kernels and NVIDIA's libraries know nothing of it.
     """
-    found = int(_device().compute_capability)
+    found = own_capability()
     return min(found, round(10 * float(os.environ.get(SETTING) or found)))
+
+
+def own_capability():
+    """Return the GPU's compute capability, times ten."""
+    return int(_device().compute_capability)
 
 
 def _device():
@@ -81,7 +86,7 @@ def _device():
 
 def is_restricted():
     """Return whether the GPU could do more than is compiled for."""
-    return bool(os.environ.get(SETTING)) and capability() < int(_device().compute_capability)
+    return bool(os.environ.get(SETTING)) and capability() < own_capability()
 
 
 def shared_memory():

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -284,6 +285,32 @@ def test_a_file_for_one_chip_alone_is_compiled_for_that_chip(folder, monkeypatch
     monkeypatch.setattr(kernels, "_compile", None)  # so that a second one would fail
     kernels.load.cache_clear()
     assert kernels.load("fence").get_function("fence").future.result().path == compiled
+
+
+@needs_compiler
+def test_code_for_a_lesser_chip_is_assembled_for_this_one_and_kept(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(gpu, "own_capability", lambda: 90)
+    path = kernels._file_of_code("scale", "nothing", "compute_80", {})
+    assert code_of_kernels(path.read_bytes()).keys() == {"nothing"}
+    assert path.read_bytes()[48] == 90  # ELF's flags
+    monkeypatch.setattr(kernels, "_compile", None)  # so that a second one would fail
+    assert kernels._file_of_code("scale", "nothing", "compute_80", {}) == path
+
+
+@needs_compiler
+@pytest.mark.parametrize("why", ["none", "an older one"])
+def test_without_an_assembler_the_driver_gets_ptx(why, folder, monkeypatch, tmp_path):
+    def missing():
+        raise FileNotFoundError
+
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(gpu, "own_capability", lambda: 90)
+    monkeypatch.setattr(kernels, "ptxas", missing if why == "none" else lambda: shutil.which("false"))
+    path = kernels._file_of_code("scale", "nothing", "compute_80", {})
+    assert ".target sm_80" in path.read_text()
+    monkeypatch.setattr(kernels, "_compile", None)
+    assert kernels._file_of_code("scale", "nothing", "compute_80", {}) == path
 
 
 @needs_compiler
