@@ -247,7 +247,6 @@ def _cupy(folder, seed):
     cupy.cuda = MagicMock()  # streams and events do nothing: whatever is asked for is done at once
     cupy.cuda.Device = lambda: SimpleNamespace(attributes=H100, compute_capability="90")
     cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor = lambda *of: 1
-    cupy.RawKernel = lambda code, name, options: _Kernel(compiled(name, folder, code, *options, kernel=name), seed)
     return cupy
 
 
@@ -309,5 +308,6 @@ def engine(name, folder, seed=0, source=None):
         patch.setitem(sys.modules, "mlpkit.executors.cupy_fused", plain)  # what they take from it, plain has
         parts = own_parts(patch, "padded", "transfers", "waiting", "graph")
         found.executor = own(f"executors.cuda_{name}")
+    parts["transfers"].kernels = SimpleNamespace(load=partial(File, folder, seed))
     parts["waiting"].kernels = SimpleNamespace(load=partial(_Module, folder, seed, source or kernels.source(name)))
     return found

@@ -4,13 +4,13 @@ Nobody waits for it. The host writes into pinned memory, which is copied to the 
 of its own; the losses stay on the GPU until somebody reads them.
 """
 
-from functools import cache
 from itertools import cycle
 
 import cupy as cp
 import cupyx
 import numpy as np
 
+from mlpkit import kernels
 from mlpkit.engines.cuda.kernel import C_TYPES
 
 ALIGNMENT = 256  # bytes, as CuPy's own arrays have it
@@ -91,7 +91,7 @@ class RowLosses:
 
     def __init__(self, batches, batch_size, dtype):
         self.rows, self.batch_size = cp.empty(batches * batch_size, dtype), batch_size
-        self.mean = _mean_kernel(self.rows.dtype)
+        self.mean = kernels.load("mean_losses", REAL=C_TYPES[self.rows.dtype]).get_function("mean_losses")
 
     def means(self, shape, examples):
         """Return a new array of `shape` (..., steps): the mean loss of each batch, which may be computed later.
@@ -102,28 +102,6 @@ class RowLosses:
         counts = losses.size, steps, self.batch_size, examples - (steps - 1) * self.batch_size
         self.mean((-(-losses.size // 8),), (256,), (self.rows, losses, *map(np.int32, counts)))
         return losses
-
-
-# A warp adds up a batch, in float64, and in the same way whether it is short or not.
-_MEAN = r"""
-extern "C" __global__ void mean_losses(const REAL* row_losses, REAL* losses, int batches, int steps, int batch_size,
-                                       int rows_of_last) {
-    const int batch = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (batch >= batches) return;
-    const int rows = batch % steps == steps - 1 ? rows_of_last : batch_size;
-    double sum = 0;
-    for (int row = lane; row < rows; row += 32) sum += row_losses[(long long)batch * batch_size + row];
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (lane == 0) losses[batch] = sum / rows;
-}
-"""
-
-
-@cache
-def _mean_kernel(dtype):
-    mean = cp.RawKernel(_MEAN, "mean_losses", options=(f"-DREAL={C_TYPES[dtype]}",))
-    mean.compile()
-    return mean
 
 
 def _cut(memory, fields):

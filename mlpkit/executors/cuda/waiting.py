@@ -38,14 +38,13 @@ class WaitingTrainer:
 
     def __init__(self, macros, optimizer, X, y, batch_size, vectors):
         self.optimizer, self.batch_size, self.ranks = optimizer, batch_size, Ranks(optimizer.reduce)
-        self.macros = macros | self.ranks.macros
+        self.macros, steps = macros | self.ranks.macros, -(-len(y) // batch_size)
+        self.losses = RowLosses(steps, batch_size, np.float32)  # first: its kernel is compiled beside the other one
         self.kernel, exchange_bytes, self.shared_bytes, self.blocks, self.threads, slots = compiled(
             self.file, **self.macros
         )
         self.check_all_run()
         self.ranks.open(slots)
-        steps = -(-len(y) // batch_size)
-        self.losses = RowLosses(steps, batch_size, np.float32)
         self.exchange = cp.empty(exchange_bytes, np.uint8)
         self.feed = Feed(rates=(3 * steps, np.float32), order=(len(y), np.int64))
         self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
@@ -149,5 +148,6 @@ def compiled(file, **macros):
     threads, and how many numbers it sends to other GPUs in a step, else anything.
     """
     module, found = kernels.load(file, **macros), cp.zeros(5, np.int32)
-    module.get_function("requirements")((1,), (1,), (found,))
-    return module.get_function("train"), *found.tolist()
+    train, requirements = map(module.get_function, ("train", "requirements"))  # compiled side by side
+    requirements((1,), (1,), (found,))
+    return train, *found.tolist()
