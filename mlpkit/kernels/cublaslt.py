@@ -6,6 +6,7 @@ documentation.
 """
 
 import ctypes
+import threading
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,7 @@ _TYPES: dict[str, tuple[int, int, Any]] = {  # cublasComputeType_t, cudaDataType
     "complex64": (68, 4, _Complex),
 }
 _pointer, _int, _size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+_made_once = threading.Lock()
 
 
 class Unsupported(ValueError):
@@ -58,11 +60,11 @@ class Product:
         batch = out.shape[0] if out.ndim == 3 else 0
         self.layouts = [self.layout(matrix, batch) for matrix in (b, a, out)]
         self.one, self.zero = number(1), number()
-        self.addresses, self.arguments = None, ()  # of the last call, most often of the next one too
+        self.last: tuple[Any, Any] = None, ()  # addresses, arguments: of the last call, most often of the next one too
         self.choice, *others = self.choices((b, a, out, out), candidates)
         if others:
             self.choice = min((self.choice, *others), key=lambda choice: self.us(choice, a, b, out))
-            self.addresses = None
+            self.last = None, ()
 
     def set(self, attribute, value):
         """Set an attribute of the description to a number or a pointer of ctypes."""
@@ -106,7 +108,7 @@ class Product:
 
     def us(self, choice, a, b, out):
         """Return the microseconds of a kernel that cuBLAS has for this product: it is run some times."""
-        self.choice, self.addresses, times = choice, None, []
+        self.choice, self.last, times = choice, (None, ()), []
         self(a, b, out)
         for _ in range(TURNS):
             begin, end = cp.cuda.Event(), cp.cuda.Event()
@@ -119,9 +121,11 @@ class Product:
 
     def __call__(self, a, b, out):
         addresses = a.data.ptr, b.data.ptr, out.data.ptr
-        if addresses != self.addresses:
-            self.addresses, self.arguments = addresses, self.arguments_for(*addresses)
-        status = _matmul()(*self.arguments, _pointer(cp.cuda.get_current_stream().ptr))
+        known, arguments = self.last  # both at once: another thread may change them
+        if addresses != known:
+            arguments = self.arguments_for(*addresses)
+            self.last = addresses, arguments
+        status = _matmul()(*arguments, _pointer(cp.cuda.get_current_stream().ptr))
         if status:
             _check(status)
 
@@ -192,9 +196,14 @@ def _handle():
     return handle
 
 
-@cache
 def _workspace():
     # Not from a pool: a graph must find it where it was. One for all: products that use it must not overlap.
+    with _made_once:  # `cache` alone lets two threads make one each, of which one is soon gone
+        return _memory()
+
+
+@cache
+def _memory():
     return cp.cuda.Memory(WORKSPACE)
 
 
