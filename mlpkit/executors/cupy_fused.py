@@ -15,6 +15,7 @@ from mlpkit.engines.cupy_fused import add_bias_relu, asarray, cross_entropy_call
 from mlpkit.nn.losses import SoftmaxCrossEntropy
 
 from . import plain
+from .cuda.evaluation import Rehearsed
 from .cuda.transfers import as_labels
 from .plain import Prediction as Prediction
 from .plain import StepByStep, mlps_only
@@ -136,7 +137,7 @@ def Evaluation(network, X, y):
     It is planned ahead, unless the loss has metrics beside the accuracy.
     """
     usual = network.model.loss == SoftmaxCrossEntropy()
-    return PlannedEvaluation(network, X, y) if usual else plain.Evaluation(network, X, y)
+    return Rehearsed(PlannedEvaluation if usual else plain.Evaluation, network, X, y)
 
 
 class PlannedEvaluation:

@@ -2,14 +2,18 @@
 
 Who asks for a kernel has it at once, and only its first launch waits until it is compiled. So that a step does not wait
 for one kernel after another, it is rehearsed: all its kernels are asked for, and none is launched.
+
+CuPy's own kernels, of its arithmetic, are compiled when they are launched, one after another. So what will want them
+later is rehearsed `beside` all else, in a thread of its own.
 """
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial
 
 _here = threading.local()  # `asked`: the kernels that this thread's rehearsal has asked for
+_works: list = []  # what is rehearsed `beside`, and may not be over
 
 
 class Module:
@@ -84,9 +88,30 @@ def rehearsal(waits=True):
         future.result()
 
 
+def beside(work):
+    """Rehearse work() in another thread: of its kernels only CuPy's own are launched. Nobody sees its errors.
+
+    It must not change what others read, nor record a graph: whoever does that has to `settle` first.
+    """
+    import cupy
+
+    _works.append(_threads().submit(_rehearsed, work, cupy.cuda.Device()))
+
+
+def settle():
+    """Wait for all that is rehearsed `beside`: while a graph is recorded, no thread may ask for memory."""
+    while _works:
+        _works.pop().result()
+
+
 def rehearsing():
     """Return whether this thread is in a `rehearsal`."""
     return hasattr(_here, "asked")
+
+
+def _rehearsed(work, device):
+    with device, suppress(Exception), rehearsal(waits=False):  # it will be done in earnest, with its errors
+        work()
 
 
 def _shown(futures):

@@ -64,8 +64,7 @@ class Network:
         first = [start(layout, model.ones, int(seed), init) for layout in layouts]
         both = self.engine.asarray(np.concatenate(first, dtype=self.dtype, casting="same_kind"))
         self._theta, self._statistics = both[:n], both[n:]
-        self._grad = self._theta.copy()  # where theta is
-        self._grad[:] = 0
+        self._grad = np.zeros_like(self._theta)  # where theta is
         self.layers = self._build(model.walk)
         self.at_loss = BoundLayer(model.loss, ("loss",), self.engine, self.mode, (), True)
 

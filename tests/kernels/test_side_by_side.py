@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlpkit.kernels.compiling import Module, rehearsal, rehearsing
+from mlpkit.kernels.compiling import Module, beside, rehearsal, rehearsing, settle
 from mlpkit.kernels.overlap import Overlapping
 
 
@@ -99,3 +99,23 @@ def test_an_error_in_a_rehearsal_ends_it():
     with pytest.raises(KeyError), rehearsal():
         raise KeyError("theta")
     assert not rehearsing()
+
+
+def test_what_is_rehearsed_beside_is_in_another_thread_and_waited_for():
+    may_go_on, seen, raw = threading.Event(), [], Raw()
+
+    def work():
+        may_go_on.wait(20)
+        Module(lambda name: raw).get_function("any")((1,), (32,), ())
+        seen.append((threading.current_thread(), rehearsing()))
+        raise MemoryError("somebody else will have that, too")
+
+    beside(work)
+    assert not rehearsing()
+    assert not seen
+    may_go_on.set()
+    settle()
+    ((thread, was_rehearsing),) = seen
+    assert was_rehearsing
+    assert thread is not threading.main_thread()
+    assert not raw.launched

@@ -13,6 +13,7 @@ import numpy as np
 
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel, overlapping
 from mlpkit.kernels import overlap
+from mlpkit.kernels.compiling import settle
 
 from .transfers import Feed, as_labels
 
@@ -20,6 +21,7 @@ from .transfers import Feed, as_labels
 def recorded(work, pool):
     """Return the kernels that `work` asks for as a graph; arrays that it makes on the way come from `pool`."""
     stream = cp.cuda.Stream(non_blocking=True)
+    settle()
     with cp.cuda.using_allocator(pool.malloc), stream:
         stream.begin_capture()
         try:

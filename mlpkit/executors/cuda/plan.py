@@ -181,10 +181,10 @@ class PlannedTrainer(GraphTrainer):
         fields = {"first_t": (1, np.int64), "rates": (self.steps, network.dtype), "order": (len(y), np.int32)}
         self.feed = Feed(beside=False, **fields)  # the copy takes a thousandth of an epoch
         self.feed.memory.fill(0)  # before the first epoch a step is tried on the first example, at a rate of 0
-        self.feed["first_t"].fill(1)
+        self.feed.send(first_t=np.ones(1, np.int64))
         self.losses = cp.empty(self.steps, network.dtype)
         largest = 1 if X.dtype == np.uint8 else max(-float(self.X.min()), float(self.X.max()))
-        self.largest = cp.full(1, largest, np.float32).view(np.uint32)
+        self.largest = cp.asarray(np.array([largest], np.float32)).view(np.uint32)
         self.beside = Branch(cp.cuda.Stream(non_blocking=True))
         self.behind: Any = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
