@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial
 
-_here = threading.local()  # `asked`: the kernels that this thread's rehearsal has asked for
+_here = threading.local()  # `asked`: the kernels that this thread's rehearsal would have launched
 _works: list = []  # what is rehearsed `beside`, and may not be over
 
 
@@ -68,13 +68,15 @@ class Kernel:
         return self.function.ptr
 
     def __call__(self, grid, block, arguments, **options):
-        if not rehearsing():
+        if rehearsing():
+            _here.asked.append(self.future)
+        else:
             self.function(grid, block, arguments, **options)
 
 
 @contextmanager
 def rehearsal(waits=True):
-    """Return a context in which this thread's kernels are asked for and not launched; at its end they are compiled.
+    """Return a context in which this thread launches none of its kernels; at its end they are compiled.
 
     Where that takes a while, it shows how far it is. Raises RuntimeError where a kernel does not compile. waits: else
     nothing of all that: whoever launches them waits, if they are not there by then.
@@ -117,16 +119,14 @@ def _rehearsed(work, device):
 def _shown(futures):
     from tqdm.auto import tqdm
 
-    done = as_completed(futures)
-    return tqdm(done, "compiling kernels", len(futures), leave=False, delay=0.5, unit="kernel")
+    of_each = set(futures)
+    return tqdm(as_completed(of_each), "compiling kernels", len(of_each), leave=False, delay=0.5, unit="kernel")
 
 
 def _asked(make):
     import cupy  # here, because a machine with no GPU can still read and check the sources
 
-    future = _threads().submit(_made, make, cupy.cuda.Device())
-    getattr(_here, "asked", []).append(future)
-    return future
+    return _threads().submit(_made, make, cupy.cuda.Device())
 
 
 @cache

@@ -42,6 +42,7 @@ class Overlapping:
         import cupy
 
         if rehearsing():
+            self.kernel(grid, block, arguments)
             return
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -73,6 +74,15 @@ def test_a_rehearsal_compiles_and_launches_nothing():
     assert not raw.launched
 
 
+@pytest.mark.parametrize("launched_as", [lambda kernel: kernel, Overlapping])
+def test_a_rehearsal_waits_for_what_was_asked_for_before(launched_as):
+    raw = Raw()
+    kernel = Module(lambda name: time.sleep(0.1) or raw).get_function("any")
+    with rehearsal():
+        launched_as(kernel)((1,), (32,), ())
+    assert raw.compiled
+
+
 def test_a_rehearsal_need_not_wait():
     may_go_on, raw = threading.Event(), Raw()
     with rehearsal(waits=False):
@@ -89,7 +99,7 @@ def test_a_kernel_that_does_not_compile_is_an_error_where_it_is_needed_first():
         raise RuntimeError("scale.cu does not compile")
 
     with pytest.raises(RuntimeError, match=r"scale\.cu does not compile"), rehearsal():
-        Module(broken).get_function("any")
+        Module(broken).get_function("any")((1,), (32,), ())
     kernel = Module(broken).get_function("any")
     with pytest.raises(RuntimeError, match=r"scale\.cu does not compile"):
         kernel((1,), (32,), ())

@@ -140,6 +140,8 @@ class Head:
         hopper = mode.products is None and linear[0].W.data.ptr % 16 == 0  # it reads 16 bytes at a time
         self.sizes = dense.Sizes(n, sizes, wgmma=hopper)
         self.largest = cp.zeros(1, np.uint32)
+        for name in ("gradients", "examples", "forward_parts"):  # before all others: they take longest to compile
+            self.sizes.kernel(name, self.precision)
 
     def __call__(self, x, labels, losses, step, late=False):
         shape, layers = x.array.shape, [(at.W, at.b, at.dW, at.db) for at in self.linear]
