@@ -33,17 +33,22 @@ def stretched(values, edge, step):
     return found
 
 
-def slanted(digit, slant):
-    """Return a digit (28, 28) uint8 whose rows are moved: the outermost by `slant` / 23 pixels, from -64 to 64."""
+def moved(digit, slant, size, length, phase):
+    """Return the transpose of a digit (28, 28) uint8 whose rows are moved.
+
+    The outermost by `slant` / 23 pixels, and each along a wave of `length` periods: by `size` / 256 pixels at most.
+    """
     rows, columns = digit.shape
-    found = np.zeros((rows, columns), np.uint8)
+    found = np.zeros((columns, rows), np.uint8)
     for i in range(rows):
-        by = (2 * i - rows + 1) * slant * 256 // (rows * 23)
+        place = (length * i + phase) % 64
+        wave = 256 - (place % 32 - 16) ** 2  # two parabolas are nearly a sine
+        by = (2 * i - rows + 1) * slant * 256 // (rows * 23) + (wave * (size if place < 32 else -size) >> 8)
         first, share = by >> 8, by & 255
         for j in range(max(0, -first - 1), min(columns, columns - first)):
             left = np.int64(digit[i, j + first]) if j + first >= 0 else 0
             right = np.int64(digit[i, j + first + 1]) if j + first + 1 < columns else 0
-            found[i, j] = (256 - share) * left + share * right + 128 >> 8
+            found[j, i] = (256 - share) * left + share * right + 128 >> 8
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from mlpkit.checks import check_choice, check_count
 from mlpkit.data import load
 
-from .varied import loops, varied
+from .varied import bent, loops, varied
 
 EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
 PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
@@ -75,7 +75,7 @@ def _scene(draws, part, truth):
             number, size, down, across = (next(draws) for _ in range(4))
             shape = shapes[number % len(shapes), 0]
             if part in INKS:
-                shape = loops().slanted(shape, number // len(shapes) % 129 - 64)
+                shape = bent(shape, number // len(shapes))
             ink = drawn(shape, SMALLEST + size % (LARGEST - SMALLEST + 1))
             height, width = ink.shape
             top, left = down % (EDGE - height + 1), across % (EDGE - width + 1)

@@ -50,6 +50,18 @@ def varied(scene, draws):
     return np.clip(scene, 0, 255)
 
 
+def bent(digit, draw):
+    """Return a digit (28, 28) uint8 as another hand would write it: rows are moved, then columns, along a slanted wave.
+
+    draw: a whole number, of which 48 bits count. A slant moves the outermost rows by 64 / 23 pixels at most, columns by
+    half as much; a wave moves some by 1.2 pixels more.
+    """
+    for most in 64, 32:
+        slant, size, length, phase = draw % (2 * most + 1) - most, (draw >> 8) % 308, 1 + (draw >> 17) % 2, draw >> 18
+        digit, draw = loops().moved(digit, slant, size, length, phase % 64), draw >> 24
+    return digit
+
+
 def _nearer(scene, draw):
     """A part of the scene, from half its edge on, becomes the scene."""
     edge = len(scene)
