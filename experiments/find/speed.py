@@ -1,6 +1,7 @@
 """How many scenes a second: from bytes on the host to boxes without doubles there."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -13,9 +14,10 @@ ROUNDS, BATCHES = 10, 20
 
 
 def speeds(path, engines, images, progress=print, rounds=ROUNDS, batches=BATCHES):
-    """Yield runs: an engine's name, seconds a batch of 64 of the network alone, of the boxes alone, and of both.
+    """Yield runs: an engine, and seconds a batch of 64: of the network, of the boxes, of both, and of two threads.
 
-    Samples are means over so many batches; engines take turns.
+    Two threads take turns at batches: while the GPU has one, the host makes boxes of another. Samples are means over so
+    many batches; engines take turns.
     """
     batch = np.ascontiguousarray(images[:BATCH])
     compiled = {}
@@ -23,22 +25,30 @@ def speeds(path, engines, images, progress=print, rounds=ROUNDS, batches=BATCHES
         network = Network.load(path, engine)
         compiled[engine] = network.compiled(BATCH), network.model.loss
         progress(f"{engine}: compiled")
-    samples: dict = {engine: {"network": [], "boxes": [], "both": []} for engine in engines}
-    for number in range(1 + rounds):
-        for engine, (predict, loss) in compiled.items():
-            calls = {
-                "network": partial(predict, batch),
-                "boxes": partial(detections, loss, predict(batch), SCORE),
-                "both": partial(_both, predict, loss, batch),
-            }
-            for what, call in calls.items():
-                start = time.perf_counter()
-                for _ in range(batches):
-                    call()
-                if number:  # the first round warms up
-                    samples[engine][what].append((time.perf_counter() - start) / batches)
+    samples: dict = {engine: {"network": [], "boxes": [], "both": [], "two threads": []} for engine in engines}
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(1 + rounds):
+            for engine, (predict, loss) in compiled.items():
+                both = partial(_both, predict, loss, batch)
+                calls = {"network": partial(predict, batch), "boxes": partial(detections, loss, predict(batch), SCORE)}
+                found = {what: _seconds(call, batches) for what, call in (calls | {"both": both}).items()}
+                found["two threads"] = _seconds(both, batches, pool)
+                for what, seconds in found.items() if number else ():  # the first round warms up
+                    samples[engine][what].append(seconds)
     for engine, of in samples.items():
         yield {"engine": engine, "batch": BATCH, "score": SCORE, "seconds": of}
+
+
+def _seconds(call, batches, pool=None):
+    """Return the seconds of a call, of so many one after another, or shared by the threads of a pool."""
+    start = time.perf_counter()
+    if pool:
+        for done in [pool.submit(call) for _ in range(batches)]:
+            done.result()
+    else:
+        for _ in range(batches):
+            call()
+    return (time.perf_counter() - start) / batches
 
 
 def _both(predict, loss, batch):
