@@ -26,15 +26,9 @@ class Plan:
 
 def cells(folder, seeds=3, **settings):
     """Return the tasks of blood cells: the folder of BCCD, which a reader downloads."""
-    settings = {
-        "n": 20,
-        "batch_size": 32,
-        "lr": 3e-3,
-        "weight_decay": 0.05,
-        "epochs": 45,
-        "form": "photographs",
-    } | settings
-    return tuple(Task(data=str(folder), seed=seed, **settings) for seed in range(seeds))
+    usual: dict = {"n": 20, "batch_size": 32, "lr": 3e-3, "weight_decay": 0.05, "epochs": 45, "form": "photographs"}
+    usual |= settings
+    return tuple(Task(data=str(folder), seed=seed, **usual) for seed in range(seeds))
 
 
 def measure(save=results.save_part, progress=print, plan=Plan()):

@@ -35,7 +35,9 @@ class Form(NamedTuple):
 
     def narrow(self, channels):
         """Return the same form with so many channels everywhere."""
-        return Form(*(tuple((channels, stride) for _, stride in part) for part in self[:3]), self.reach)
+        parts = self.shared, self.fine, self.coarse
+        shared, fine, coarse = (tuple((channels, stride) for _, stride in part) for part in parts)
+        return Form(shared, fine, coarse, self.reach)
 
 
 FORMS = {
