@@ -1,6 +1,6 @@
 """From a detector's outputs to boxes: what is above a score, as boxes, without doubles."""
 
-from math import log
+from math import log, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -29,17 +29,16 @@ def detections(loss, outputs, score=0.05, threshold=0.5):
     check_fraction("score", score)
     check_batch(outputs, ((loss.classes + 4) * loss.cells,), outputs.dtype)
     check_finite("outputs", outputs)
-    least = (log(score / (1 - score)) if score else -np.inf) - loss.offset
-    parts = []
-    for (stride, _, columns, _), (z, boxes) in zip(loss.grids, loss.levels(outputs), strict=True):
-        image, label, cell = np.unravel_index(np.flatnonzero(z > least), z.shape)  # twice as fast as `nonzero`
-        x, y, w, h = boxes[image, :, cell].T
-        middle = x + cell % columns + np.float32(0.5), y + cell // columns + np.float32(0.5)
-        sides = [(at + sign * np.exp(edge)) * np.float32(stride) for sign, at, edge in _sides(middle, (w, h))]
-        parts.append((image, label, z[image, label, cell], np.stack(sides, axis=1)))
-    images, labels, z, boxes = map(np.concatenate, zip(*parts, strict=True))
+    least = outputs.dtype.type((log(score / (1 - score)) if score else -np.inf) - loss.offset)
+    outputs, parts = np.ascontiguousarray(outputs), []
+    for (stride, _, columns, before), (z, boxes) in zip(loss.grids, loss.levels(outputs), strict=True):
+        image, label, cell = _above(outputs, before * (loss.classes + 4), z.shape, least)
+        place = np.stack(np.divmod(cell, columns)[::-1], axis=1)
+        parts.append((image, label, z[image, label, cell], boxes[image, :, cell], place, np.full(len(cell), stride)))
+    images, labels, z, boxes, places, strides = map(np.concatenate, zip(*parts, strict=True))
+    boxes = _decoded(boxes, places, strides[:, None])
     order, ends = by_group(z, images * loss.classes + labels)
-    images, labels, z, boxes = images[order], labels[order], z[order], np.ascontiguousarray(boxes[order])
+    images, labels, z, boxes = images[order], labels[order], z[order], boxes[order]
     kept = np.ones(len(z), np.bool_)
     if threshold is not None:
         loops().keep_best(boxes, ends, float(threshold), kept)
@@ -47,6 +46,14 @@ def detections(loss, outputs, score=0.05, threshold=0.5):
     return Detections(images[kept], labels[kept], scores, boxes[kept])
 
 
-def _sides(middle, edges):
-    half = np.float32(np.log(2))
-    return [(sign, at, edge - half) for sign in (-1, 1) for at, edge in zip(middle, edges, strict=True)]
+def _above(outputs, start, shape, least):
+    """Return picture, class, and cell of each logit above a number. shape: (n, classes, cells), from `start` on."""
+    found = np.empty(prod(shape), np.int64)
+    many = loops().above(outputs, start, shape[1] * shape[2], least, found)
+    return np.unravel_index(found[:many], shape)
+
+
+def _decoded(boxes, places, strides):
+    """Return boxes (n, 4) in pixels: of a middle, from its cell's, and logarithms of sides, all in cells."""
+    middle, half = boxes[:, :2] + places + np.float32(0.5), np.exp(boxes[:, 2:] - np.float32(log(2)))
+    return np.concatenate([middle - half, middle + half], axis=1) * strides

@@ -2,6 +2,30 @@
 
 import numpy as np
 
+BLOCK = 128  # numbers that are compared at once: of a loop of 64 LLVM makes no vectors, but 64 comparisons
+
+
+def above(outputs, start, length, least, found):
+    """Write into `found` where numbers from `start` on, in each row of outputs (n, m), are above `least`.
+
+    They count from 0 in each row, and on from row to row. Return how many there are. Most are not: a block of which
+    none is costs one comparison of vectors.
+    """
+    many = 0
+    for row in range(len(outputs)):
+        logits = outputs[row, start : start + length]
+        for first in range(0, length, BLOCK):
+            block, some = logits[first : first + BLOCK], False
+            if len(block) == BLOCK:
+                for k in range(BLOCK):
+                    some |= block[np.uint64(k)] > least
+            if some or len(block) < BLOCK:
+                for k in range(len(block)):
+                    if block[k] > least:
+                        found[many] = row * length + first + k
+                        many += 1
+    return many
+
 
 def keep_best(boxes, ends, threshold, kept):
     """Greedy suppression: write into `kept` (n,) whether each box overlaps no kept one before it by more.
