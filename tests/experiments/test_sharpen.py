@@ -9,7 +9,7 @@ from shared import peer_alone, peers_of
 
 from experiments import frames, gpu_frames, sharpen
 from experiments.sharpen.measure import OWN, bicubic, looked_at
-from experiments.sharpen.train import UNSEEN, data_for, recipe_for, train
+from experiments.sharpen.train import SOURCES, UNSEEN, data_for, detail, recipe_for, train
 from mlpkit.data.pictures import pictures
 from mlpkit.nn.network import Network
 
@@ -60,8 +60,18 @@ def test_a_network_is_trained_saved_and_judged(folder, tmp_path):
 
 def test_nobody_trains_on_what_the_chapter_looks_at(monkeypatch):
     monkeypatch.setattr("experiments.sharpen.train.pictures", lambda *_, **__: dict.fromkeys([*UNSEEN, "other"]))
-    monkeypatch.setattr("experiments.sharpen.train.patches", lambda found, *_: (np.zeros(len(found)),) * 2)
+    monkeypatch.setattr("experiments.sharpen.train.patches", lambda found, *_: (np.zeros((len(found), 1, 2, 2)),) * 2)
     assert len(data_for(sharpen.Choice(data="photos"), "nowhere")[0]) == 1
+
+
+def test_of_photographs_the_patches_with_most_detail_are_taken():
+    _, y = data_for(sharpen.Choice(scale=4, data="photos"), "nowhere")
+    of = detail(y)
+    assert len(y) == SOURCES["photos"][1]
+    assert (np.diff(of) <= 0).all()
+    assert of[-1] > 10  # where all count, some are flat: 0
+    plain, stripes = np.zeros((1, 1, 4, 4), np.uint8), np.tile(np.uint8([0, 255]), (1, 1, 4, 2))
+    assert detail(np.concatenate([plain, stripes])).tolist() == [0, 255**2]
 
 
 def test_the_table_has_means_over_pictures_and_seeds():
