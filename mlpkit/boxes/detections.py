@@ -33,10 +33,10 @@ def detections(loss, outputs, score=0.05, threshold=0.5):
     outputs, parts = np.ascontiguousarray(outputs), []
     for (stride, _, columns, before), (z, boxes) in zip(loss.grids, loss.levels(outputs), strict=True):
         image, label, cell = _above(outputs, before * (loss.classes + 4), z.shape, least)
-        place = np.stack(np.divmod(cell, columns)[::-1], axis=1)
-        parts.append((image, label, z[image, label, cell], boxes[image, :, cell], place, np.full(len(cell), stride)))
-    images, labels, z, boxes, places, strides = map(np.concatenate, zip(*parts, strict=True))
-    boxes = _decoded(boxes, places, strides[:, None])
+        at = np.stack(np.divmod(cell, columns)[::-1], axis=1)
+        parts.append((image, label, z[image, label, cell], boxes[image, :, cell], at, np.full(len(cell), stride)))
+    images, labels, z, boxes, cells, strides = map(np.concatenate, zip(*parts, strict=True))
+    boxes = _decoded(boxes, cells, strides[:, None])
     order, ends = by_group(z, images * loss.classes + labels)
     images, labels, z, boxes = images[order], labels[order], z[order], boxes[order]
     kept = np.ones(len(z), np.bool_)
@@ -53,7 +53,7 @@ def _above(outputs, start, shape, least):
     return np.unravel_index(found[:many], shape)
 
 
-def _decoded(boxes, places, strides):
+def _decoded(boxes, cells, strides):
     """Return boxes (n, 4) in pixels: of a middle, from its cell's, and logarithms of sides, all in cells."""
-    middle, half = boxes[:, :2] + places + np.float32(0.5), np.exp(boxes[:, 2:] - np.float32(log(2)))
+    middle, half = boxes[:, :2] + cells + np.float32(0.5), np.exp(boxes[:, 2:] - np.float32(log(2)))
     return np.concatenate([middle - half, middle + half], axis=1) * strides
