@@ -4,6 +4,8 @@ Dense layers and updates are those of `numba_step`, and what is neither comes fr
 everybody who calls; a convolution turns bundles of images into another layout, one after another, and its results back.
 """
 
+from functools import reduce
+
 import numpy as np
 
 from .loops import convolve as _convolve
@@ -11,6 +13,7 @@ from .loops import images as _images
 from .loops.compiler import FASTMATH, Threads, compile_loops
 from .loops.simd import BYTES as _BYTES
 from .numpy_baseline import *
+from .numpy_baseline import _along
 
 # isort: split
 from .numba_step import *  # of what both have, these are the ones
@@ -20,7 +23,7 @@ from .numba_step import relu_backward as _relu_backward
 OWN = (
     "conv", "conv_backward_weights", "conv_backward_input",
     "max_pool", "max_pool_backward", "avg_pool", "avg_pool_backward",
-    "batch_norm", "batch_norm_backward", "batch_norm_evaluate",
+    "batch_norm", "batch_norm_backward", "batch_norm_evaluate", "upsample_nearest", "upsample_nearest_backward",
 )  # fmt: skip
 images = compile_loops(f"{__name__}_images", _images, parallel=True, fastmath=FASTMATH, error_model="numpy")
 max_pool = images.max_pool
@@ -59,18 +62,53 @@ def conv_backward_input(dz, W, shape, stride, padding):
     return dx
 
 
+def normalize(x, gamma, beta, mean, variance, momentum, eps, least=-np.inf):
+    """Return `max(least, gamma * normalized + beta)`, and what `normalize_backward` wants of the statistics.
+
+    mean, variance: running averages, which move as `batch_norm`'s do. Where they are None, each image is normalized by
+    itself, as by `instance_norm`.
+    """
+    if mean is None:  # then images are channels of one image
+        of = [np.tile(each, len(x)) for each in (gamma, beta)]
+        a, found = images.normalize(_flat(x, (1, x.shape[0] * x.shape[1])), *of, eps, least)
+    else:
+        a, found = images.normalize(_planes(x), gamma, beta, eps, least)
+        mean += momentum * (found[0] - mean)
+        variance += momentum * (found[2] - variance)
+    return a.reshape(x.shape), found
+
+
+def normalize_backward(da, x, found, gamma, beta, dgamma, dbeta, least=-np.inf):
+    times = found.shape[1] // len(gamma)  # an image's, or all images'
+    of, slopes = [np.tile(each, times) for each in (gamma, beta)], np.empty((2, found.shape[1]), x.dtype)
+    planes = [_planes(each) if times == 1 else _flat(each, (1, found.shape[1])) for each in (da, x)]
+    dx = images.normalize_backward(*planes, found, *of, *slopes, least)
+    for total, each in zip((dgamma, dbeta), slopes, strict=True):
+        total[:] = each.reshape(times, -1).sum(axis=0)
+    return dx.reshape(x.shape)
+
+
 def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
-    y, normalized, inverse_deviation = images.batch_norm(_planes(x), gamma, beta, mean, variance, momentum, eps)
-    return y.reshape(x.shape), normalized.reshape(x.shape), inverse_deviation
+    y, found = normalize(x, gamma, beta, mean, variance, momentum, eps)
+    return y, (x - _along(found[0], x)) * _along(found[1], x), found[1]
 
 
 def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta):
-    dx = images.batch_norm_backward(_planes(dy), _planes(normalized), inverse_deviation, gamma, dgamma, dbeta)
-    return dx.reshape(dy.shape)
+    known = np.stack([0 * gamma, 1 + 0 * gamma, gamma])
+    dx = normalize_backward(dy, normalized, known, gamma, 0 * gamma, dgamma, dbeta)
+    return dx * _along(inverse_deviation, dx)
 
 
 def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
     return images.batch_norm_evaluate(_planes(x), gamma, beta, mean, variance, eps).reshape(x.shape)
+
+
+def upsample_nearest(x, scale):
+    return x.repeat(scale, axis=3).repeat(scale, axis=2)
+
+
+def upsample_nearest_backward(dy, scale):
+    return reduce(np.add, (dy[:, :, p::scale, q::scale] for p in range(scale) for q in range(scale)))
 
 
 def _shares(x):

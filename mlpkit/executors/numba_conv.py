@@ -20,6 +20,7 @@ from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.fold import fold
 from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.losses import SoftmaxCrossEntropy
+from mlpkit.nn.one_pass import in_one_pass
 from mlpkit.nn.residual import Residual
 from mlpkit.nn.resize import Crop, PixelShuffle
 
@@ -84,6 +85,7 @@ class Trainer(StepByStep):
         self.pipeline = pipeline_of(network.model)
         if self.pipeline is None:
             keep_memory()
+            self.layers = in_one_pass(network.layers)
             return
         (blocks, units), dtype = self.pipeline, network.dtype
         bound = [at for at in network.layers if hasattr(at, "W")]

@@ -20,7 +20,7 @@ class StepByStep:
 
     def __init__(self, network, optimizer, X, y, batch_size):
         self.network, self.optimizer, self.batch_size = network, optimizer, batch_size
-        self.X, self.y = network.as_input(X), y
+        self.X, self.y, self.layers = network.as_input(X), y, network.layers
         threads = getattr(network.engine, "threads", None)
         self.team = ThreadTeam(threads and threads())
 
@@ -45,7 +45,7 @@ class StepByStep:
 
         The targets are not looked at, which would make a GPU wait: `fit` has checked all of them.
         """
-        loss = self.network.forward_backward(x, targets, self.optimizer.steps)
+        loss = self.network.forward_backward(x, targets, self.optimizer.steps, self.layers)
         self.optimizer.step()
         return loss
 

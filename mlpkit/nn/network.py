@@ -142,14 +142,15 @@ class Network:
         return x if x.shape[1:] == self.model.input else x.reshape(len(x), *self.model.input)
 
     @quiet
-    def forward_backward(self, x, targets, step=0):
+    def forward_backward(self, x, targets, step=0, layers=None):
         """Return the mean loss of the batch, a scalar of the engine's, and leave its gradient in `grad`.
 
         x: as for `forward`. targets: what the model's loss compares with. They are not looked at, which would make a
-        GPU wait: see `loss_and_grad`.
+        GPU wait: see `loss_and_grad`. layers: bound ones that compute the same, in the place of the network's own.
         """
-        loss, d_outputs = self.model.loss(self.at_loss, self.forward(x, True, step), targets)
-        backward(self.layers, d_outputs)
+        layers, self.mode.step = layers or self.layers, step
+        loss, d_outputs = self.model.loss(self.at_loss, forward(layers, self.as_input(x)), targets)
+        backward(layers, d_outputs)
         return loss
 
     def loss_and_grad(self, x, targets, step=0):

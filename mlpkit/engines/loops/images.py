@@ -76,58 +76,68 @@ def avg_pool_backward(dy, shape, size, stride):
     return dx
 
 
-def batch_norm(x, gamma, beta, mean, variance, momentum, eps):
-    """Do what the baseline's does, for x (n, c, elements of a plane)."""
+def normalize(x, gamma, beta, eps, least):
+    """Return `max(least, gamma * normalized + beta)`, for x (n, c, elements of a plane), and each channel's statistics.
+
+    They are (3, c): mean, inverse deviation, and variance. least: 0 is ReLU, minus infinity is nothing. What is between
+    is not written: the way back computes it again.
+    """
     n, c, m = x.shape
-    y, normalized, inverse_deviation = np.empty_like(x), np.empty_like(x), np.empty(c, x.dtype)
+    a, found, bound = np.empty_like(x), np.empty((3, c), x.dtype), x.dtype.type(least)
     for channel in prange(c):
-        total, squares = 0.0, 0.0
-        for image in range(n):
-            part = x.dtype.type(0)
-            for i in range(m):
-                part += x[image, channel, i]
-            total += part
-        centre = x.dtype.type(total / (n * m))
-        for image in range(n):
-            part = x.dtype.type(0)
-            for i in range(m):
-                part += (x[image, channel, i] - centre) ** 2
-            squares += part
-        spread = squares / (n * m)
-        scale = x.dtype.type(1 / math.sqrt(spread + eps))
-        inverse_deviation[channel] = scale
-        mean[channel] += momentum * (centre - mean[channel])
-        variance[channel] += momentum * (squares / max(n * m - 1, 1) - variance[channel])
+        centre, squares = moments(x, channel)
+        scale = x.dtype.type(1 / math.sqrt(squares / (n * m) + eps))
+        found[0, channel], found[1, channel], found[2, channel] = centre, scale, squares / max(n * m - 1, 1)
         factor, shift = gamma[channel], beta[channel]
         for image in range(n):
             for i in range(m):
-                value = (x[image, channel, i] - centre) * scale
-                normalized[image, channel, i] = value
-                y[image, channel, i] = factor * value + shift
-    return y, normalized, inverse_deviation
+                y = factor * ((x[image, channel, i] - centre) * scale) + shift
+                a[image, channel, i] = bound if y < bound else y  # in this order a NaN stays a NaN
+    return a, found
 
 
-def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta):
-    """Do what the baseline's does, for dy (n, c, elements of a plane)."""
-    n, c, m = dy.shape
-    dx = np.empty_like(dy)
+def normalize_backward(da, x, found, gamma, beta, dgamma, dbeta, least):
+    """Return dx, and write dgamma and dbeta (c,), for da and x (n, c, elements of a plane). found: of `normalize`."""
+    n, c, m = x.shape
+    dx, bound, zero = np.empty_like(x), x.dtype.type(least), x.dtype.type(0)
     for channel in prange(c):
-        total, product = 0.0, 0.0
+        centre, scale, total, product = found[0, channel], found[1, channel], 0.0, 0.0
+        factor, shift = gamma[channel], beta[channel]
         for image in range(n):
-            part, other = dy.dtype.type(0), dy.dtype.type(0)
+            part, other = zero, zero
             for i in range(m):
-                part += dy[image, channel, i]
-                other += dy[image, channel, i] * normalized[image, channel, i]
+                value = (x[image, channel, i] - centre) * scale
+                dy = da[image, channel, i] if factor * value + shift > bound else zero
+                part += dy
+                other += dy * value
             total += part
             product += other
         dbeta[channel], dgamma[channel] = total, product
-        centre, slope = dy.dtype.type(total / (n * m)), dy.dtype.type(product / (n * m))
-        factor = gamma[channel] * inverse_deviation[channel]
+        middle, slope, outer = x.dtype.type(total / (n * m)), x.dtype.type(product / (n * m)), factor * scale
         for image in range(n):
             for i in range(m):
-                rest = dy[image, channel, i] - centre - normalized[image, channel, i] * slope
-                dx[image, channel, i] = factor * rest
+                value = (x[image, channel, i] - centre) * scale
+                dy = da[image, channel, i] if factor * value + shift > bound else zero
+                dx[image, channel, i] = outer * (dy - middle - value * slope)
     return dx
+
+
+def moments(x, channel):
+    """Return the mean of a channel of x (n, c, elements of a plane), and the sum of the squares around it."""
+    n, _, m = x.shape
+    total, squares = 0.0, 0.0
+    for image in range(n):
+        part = x.dtype.type(0)
+        for i in range(m):
+            part += x[image, channel, i]
+        total += part
+    centre = x.dtype.type(total / (n * m))
+    for image in range(n):
+        part = x.dtype.type(0)
+        for i in range(m):
+            part += (x[image, channel, i] - centre) ** 2
+        squares += part
+    return centre, squares
 
 
 def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
