@@ -41,7 +41,7 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    # Cells of 4 and 8 pixels: digits of 14 lie so close together that cells of 8 would have to speak for two.
+    # Cells of 4 and 8 pixels: with 8 and 16, one digit in nine claims a cell that another one claims, too.
     "scenes": Form(((16, 2), (32, 2), *[(32, 1)] * 4), ((32, 1),), ((48, 2), (48, 1), (48, 1)), 8.0),
     "photographs": Form(((16, 2), (32, 2), (32, 1), (32, 1), (48, 2), (48, 1)), ((48, 1),), ((48, 2), (48, 1)), 4.0),
 }
