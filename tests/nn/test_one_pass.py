@@ -13,7 +13,7 @@ from mlpkit.nn.per_image import InstanceNorm
 from mlpkit.nn.residual import Residual
 
 END = Flatten(), Linear(3)
-CHAINS = {
+LAYERS = {
     "batch norm, ReLU": (Conv(5, 3, bias=False), BatchNorm(momentum=0.3, eps=1e-3), ReLU(), *END),
     "batch norm alone": (Conv(5, 3), BatchNorm(), *END),
     "batch norm first": (BatchNorm(), ReLU(), Conv(4, 3), *END),
@@ -33,15 +33,15 @@ CHAINS = {
 }
 
 
-def in_both_ways(chain, n, dtype=np.float64, engine="numba_conv"):
-    """Return for each way the loss, the gradient and the running statistics of a second step."""
+def with_and_without(chain, n, dtype=np.float64, engine="numba_conv"):
+    """Return, without and with it, the loss, the gradient and the running statistics of a second step."""
     model, rng, found = Model((2, 7, 6), chain), np.random.default_rng(0), []
     x, y = rng.normal(size=(n, 2, 7, 6)).astype(dtype), np.arange(n) % 3
     start = rng.normal(size=model.layout.size).astype(dtype)  # no scale is 1, no shift is 0
-    for way in (list, in_one_pass):
+    for variant in (list, in_one_pass):
         network = Network(engine, model, dtype=np.dtype(dtype))
         network.set_theta(start)
-        layers = way(network.layers)
+        layers = variant(network.layers)
         for _ in range(2):
             loss = network.forward_backward(x, y, layers=layers)
         found.append((float(loss), network.grad.copy(), network.statistics.copy()))
@@ -49,19 +49,19 @@ def in_both_ways(chain, n, dtype=np.float64, engine="numba_conv"):
 
 
 @pytest.mark.parametrize("n", [1, 2, 19])
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", LAYERS)
 def test_one_pass_computes_what_the_layers_do(chain, n):
-    for one, other in zip(*in_both_ways(CHAINS[chain], n), strict=True):
+    for one, other in zip(*with_and_without(LAYERS[chain], n), strict=True):
         assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_float32_is_as_near():
-    for one, other in zip(*in_both_ways(CHAINS["a residual"], 19, np.float32), strict=True):
+    for one, other in zip(*with_and_without(LAYERS["a residual"], 19, np.float32), strict=True):
         assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_norms_and_the_relus_behind_them_are_one_and_the_network_keeps_its_layers():
-    network = Network("numba_conv", Model((2, 7, 6), CHAINS["a residual"]))
+    network = Network("numba_conv", Model((2, 7, 6), LAYERS["a residual"]))
     found = in_one_pass(network.layers)
     inside = found[2].branches[0]
     assert [type(at.layer) for at in inside] == [Conv, NormReLU, NormReLU]
@@ -72,7 +72,7 @@ def test_norms_and_the_relus_behind_them_are_one_and_the_network_keeps_its_layer
 
 @pytest.mark.parametrize("chain", ["batch norm, ReLU", "instance norm, ReLU"])
 def test_what_is_not_a_number_stays_so(chain):
-    network = Network("numba_conv", Model((2, 7, 6), CHAINS[chain]))
+    network = Network("numba_conv", Model((2, 7, 6), LAYERS[chain]))
     x = np.ones((4, 2, 7, 6), np.float32)
     x[2, 1, 3, 3] = np.nan
     assert np.isnan(network.forward_backward(x, np.zeros(4, int), layers=in_one_pass(network.layers)))

@@ -85,7 +85,7 @@ def normalize(x, gamma, beta, eps, least):
     n, c, m = x.shape
     a, found, bound = np.empty_like(x), np.empty((3, c), x.dtype), x.dtype.type(least)
     for channel in prange(c):
-        centre, squares = moments(x, channel)
+        centre, squares = mean_and_squares(x, channel)
         scale = x.dtype.type(1 / math.sqrt(squares / (n * m) + eps))
         found[0, channel], found[1, channel], found[2, channel] = centre, scale, squares / max(n * m - 1, 1)
         factor, shift = gamma[channel], beta[channel]
@@ -122,7 +122,7 @@ def normalize_backward(da, x, found, gamma, beta, dgamma, dbeta, least):
     return dx
 
 
-def moments(x, channel):
+def mean_and_squares(x, channel):
     """Return the mean of a channel of x (n, c, elements of a plane), and the sum of the squares around it."""
     n, _, m = x.shape
     total, squares = 0.0, 0.0
