@@ -1,7 +1,7 @@
 """Numba loops, bundles of images: convolutions in which a vector register holds a number of each of several images.
 
 Dense layers and updates are those of `numba_step`, and what is neither comes from NumPy. Arrays are (n, c, h, w) for
-everybody who calls; a convolution turns bundles of images into another layout, one after another, and its results back.
+everybody who calls; a convolution turns SIMD batches into another layout, one after another, and its results back.
 """
 
 from functools import reduce
@@ -112,7 +112,7 @@ def upsample_nearest_backward(dy, scale):
 
 
 def _shares(x):
-    """Return in how many parts a batch is done: as many as there may be threads, each with a bundle or more."""
+    """Return in how many parts a batch is done: as many as there may be threads, each with a SIMD batch or more."""
     lanes = _BYTES // x.itemsize
     return min(Threads.most, (len(x) + lanes - 1) // lanes)
 

@@ -1,4 +1,4 @@
-"""Winograd's convolution of bundles: a 3 x 3 kernel at stride 1, with 36 products where the formula has 144.
+"""Winograd's convolution of SIMD batches: a 3 x 3 kernel at stride 1, with 36 products where the formula has 144.
 
 A tile of 6 x 6 numbers gives 4 x 4 results. With matrices A, B, G of small numbers, which depend on nothing else, they
 are `A' ((G w G') * (B' x B)) A`, the product in the middle number by number: F(4 x 4, 3 x 3) of Lavin and Gray (2016),
@@ -201,8 +201,8 @@ def elements_of(plan):
 def seen_in(plan, x, V):
     """Write behind V, see `elements_of`, for each result (tiles, 16) whether its window holds anything: 1, else 0.
 
-    x (c, tall, wide, lanes): a bundle with its margin. Of a window of zeros a transform leaves a rounding error, whose
-    sign would decide ReLU's slope while a bias is 0: in the empty border of a digit, for every window at once.
+    x (c, tall, wide, lanes): a SIMD batch with its margin. Of a window of zeros a transform leaves a rounding error,
+    whose sign would decide ReLU's slope while a bias is 0: in the empty border of a digit, for every window at once.
     """
     tiles, lanes = plan.down * plan.across, x.shape[3]
     values = np.zeros(x.shape[1:], x.dtype)
@@ -225,7 +225,7 @@ def seen_in(plan, x, V):
 
 @compiled(__name__, nogil=True)
 def images_in(plan, dtype, x, V):
-    """Write V (36, c, tiles) of a bundle x with its margin."""
+    """Write V (36, c, tiles) of a SIMD batch x with its margin."""
     step = apart(plan, plan.c) * BYTES
     for i in range(plan.c):
         for p in range(plan.down):
@@ -276,7 +276,7 @@ def slopes_in(plan, dtype, o, channels, dz, dM):
 
 @compiled(__name__, nogil=True)
 def add_weights(plan, at, dtype, size, dM, V, dU):
-    """Add a bundle's dU (36, blocks of c_out): see `simd_batch.add_slopes`."""
+    """Add a SIMD batch's dU (36, blocks of c_out): see `simd_batch.add_slopes`."""
     tiles, lanes = plan.down * plan.across, BYTES // size
     block, piece = block_elements(plan.c, lanes) * size, piece_of(lanes) * size
     for t in range(PRODUCTS):
