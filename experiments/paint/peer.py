@@ -15,18 +15,22 @@ KINDS = {
     "PixelShuffle": lambda one, c: nn.PixelShuffle(one.scale),
     "Conv": lambda one, c: nn.Conv2d(c, one.channels, one.size, one.stride, one.padding, bias=one.bias),
     "InstanceNorm": lambda one, c: nn.InstanceNorm2d(c, one.eps, affine=one.affine),
+    "BatchNorm": lambda one, c: nn.BatchNorm2d(c, one.eps, one.momentum),
+    "Flatten": lambda one, c: nn.Flatten(),
+    "Crop": lambda one, c: nn.ZeroPad2d(-one.size),
 }
+TOGETHER = {"Residual": sum, "Concat": lambda parts: torch.cat(list(parts), 1)}
 
 
-class Sum(nn.Module):  # type: ignore[misc]
-    """`x + f(x)`."""
+class Branches(nn.Module):  # type: ignore[misc]
+    """What chains make of the same input, added up, or side by side."""
 
-    def __init__(self, inside):
+    def __init__(self, branches, together):
         super().__init__()
-        self.inside = inside
+        self.branches, self.together = nn.ModuleList(branches), together
 
     def forward(self, x):
-        return x + self.inside(x)
+        return self.together(branch(x) for branch in self.branches)
 
 
 def module(layers):
@@ -34,7 +38,8 @@ def module(layers):
     found = []
     for at in layers:
         if at.branches:
-            found.append(Sum(module(at.branches[0])))
+            branches = [module(branch) for branch in at.branches]
+            found.append(Branches(branches, TOGETHER[type(at.layer).__name__]))
             continue
         arrays = {name: _tensor(at, name) for name in ("W", "b", "gamma", "beta") if hasattr(at, name)}
         channels = arrays["W"].shape[1] if "W" in arrays else len(arrays.get("gamma", ()))

@@ -8,6 +8,7 @@ from functools import reduce
 
 import numpy as np
 
+from .images import bands as _bands
 from .loops import convolve as _convolve
 from .loops import images as _images
 from .loops.compiler import FASTMATH, Threads, compile_loops
@@ -42,6 +43,9 @@ def relu_backward(a, da):
 
 def conv(x, W, b, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(W), W.shape[-1], stride, padding)
+    if (bands := _bands_of(x, plan)) > 1:
+        z = conv(_bands.cut(x, bands, plan.rows, W.shape[-1], stride, padding), W, b, stride, 0)
+        return _bands.merge_results(z, bands, plan.rows)
     b = np.zeros(len(W), x.dtype) if b is None else np.ascontiguousarray(b)
     z = np.empty((len(x), len(W), plan.rows, plan.columns), x.dtype)
     _convolve.forward(plan, tables, rows_of(x), np.ascontiguousarray(W), b, rows_of(z), _shares(x))
@@ -50,16 +54,30 @@ def conv(x, W, b, stride, padding):
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
     plan, tables = _convolve.plan(*x.shape[1:], len(dW), dW.shape[-1], stride, padding)
-    _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
+    if (bands := _bands_of(x, plan)) > 1:
+        parts = _bands.cut(x, bands, plan.rows, dW.shape[-1], stride, padding), _bands.cut_results(dz, bands)
+        conv_backward_weights(*parts, dW, None, stride, 0)
+    else:
+        _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
     if db is not None:
         images.sum_planes(_planes(dz), db)
 
 
 def conv_backward_input(dz, W, shape, stride, padding):
     plan, tables = _convolve.plan(*shape[1:], len(W), W.shape[-1], stride, padding)
+    if (bands := _bands_of(dz, plan)) > 1:
+        parts, size = _bands.cut_results(dz, bands), W.shape[-1]
+        of = len(parts), shape[1], *((edge - 1) * stride + size for edge in parts.shape[2:])
+        dx = conv_backward_input(parts, W, of, stride, 0)
+        return _bands.add_up(dx, bands, shape, plan.rows, stride, padding)
     dx = np.empty(shape, dz.dtype)
     _convolve.backward_input(plan, tables, rows_of(dz), np.ascontiguousarray(W), rows_of(dx), _shares(dz))
     return dx
+
+
+def _bands_of(x, plan):
+    """Return into how many bands of rows each image is cut, so that there is one for each lane of each core."""
+    return _bands.bands_of(len(x), plan.rows, Threads.most * _BYTES // x.itemsize) if len(x) else 1
 
 
 def normalize(x, gamma, beta, mean, variance, momentum, eps, least=-np.inf):
