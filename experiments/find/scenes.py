@@ -19,7 +19,7 @@ from .varied import bent, loops, varied
 
 EDGE, MOST, SMALLEST, LARGEST = 128, 6, 14, 56  # pixels of a scene, digits in it, pixels of a digit's longer edge
 PARTS = {"train": slice(0, 12), "validation": slice(0, 12), "test": slice(12, 17)}  # of the backgrounds
-PARTS |= {"varied": slice(0, 12)}  # "train" with slanted digits and more kinds of backgrounds: see `varied`
+PARTS |= {"varied": slice(0, 12)}  # "train" with bent digits and more kinds of backgrounds: see `varied`
 INKS = {"varied": "train"}  # whose digits a part has, where these are not its own
 TEST_SEED, TEST_SCENES = 2026, 2000
 TEST_SHA256 = "7d368479de1fcaaf7f0f6bbf611d0dde723d680a767dd514d3c842a7d6df788c"

@@ -179,7 +179,7 @@ def _matched(loss, *which):
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
-    settings |= {name: tuple(settings[name]) for name in ("size",) if name in settings}
+    settings["size"] = tuple(settings["size"])
     result = Path(sys.argv[2])
     found = run(Task(**settings), result.with_suffix(".npz"), lambda text: print(text, flush=True))
     result.write_text(json.dumps(found))

@@ -39,7 +39,7 @@ def in_one_pass(layers):
     """Return bound layers with the same arrays, in which norms, and the ReLUs behind them, are a `NormReLU`."""
     found: list = []
     for at in layers:
-        if type(at.layer) is ReLU and found and type(found[-1].layer) is NormReLU and found[-1].layer.least:
+        if type(at.layer) is ReLU and found and type(found[-1].layer) is NormReLU and found[-1].layer.least < 0:
             found[-1].layer = NormReLU(found[-1].layer.norm, 0.0)
             continue
         one = copy(at)
