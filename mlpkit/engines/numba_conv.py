@@ -42,10 +42,12 @@ def relu_backward(a, da):
 
 
 def conv(x, W, b, stride, padding):
-    plan, tables = _convolve.plan(*x.shape[1:], len(W), W.shape[-1], stride, padding)
-    if (bands := _bands_of(x, plan)) > 1:
-        z = conv(_bands.cut(x, bands, plan.rows, W.shape[-1], stride, padding), W, b, stride, 0)
-        return _bands.merge_results(z, bands, plan.rows)
+    size = W.shape[-1]
+    rows = (x.shape[2] + 2 * padding - size) // stride + 1
+    if (bands := _bands_of(x, rows)) > 1:
+        z = conv(_bands.cut(x, bands, rows, size, stride, padding), W, b, stride, 0)
+        return _bands.merge_results(z, bands, rows)
+    plan, tables = _convolve.plan(*x.shape[1:], len(W), size, stride, padding)
     b = np.zeros(len(W), x.dtype) if b is None else np.ascontiguousarray(b)
     z = np.empty((len(x), len(W), plan.rows, plan.columns), x.dtype)
     _convolve.forward(plan, tables, rows_of(x), np.ascontiguousarray(W), b, rows_of(z), _shares(x))
@@ -53,31 +55,32 @@ def conv(x, W, b, stride, padding):
 
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
-    plan, tables = _convolve.plan(*x.shape[1:], len(dW), dW.shape[-1], stride, padding)
-    if (bands := _bands_of(x, plan)) > 1:
-        parts = _bands.cut(x, bands, plan.rows, dW.shape[-1], stride, padding), _bands.cut_results(dz, bands)
+    size, rows = dW.shape[-1], dz.shape[2]
+    if (bands := _bands_of(x, rows)) > 1:
+        parts = _bands.cut(x, bands, rows, size, stride, padding), _bands.cut_results(dz, bands)
         conv_backward_weights(*parts, dW, None, stride, 0)
     else:
+        plan, tables = _convolve.plan(*x.shape[1:], len(dW), size, stride, padding)
         _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
     if db is not None:
         images.sum_planes(_planes(dz), db)
 
 
 def conv_backward_input(dz, W, shape, stride, padding):
-    plan, tables = _convolve.plan(*shape[1:], len(W), W.shape[-1], stride, padding)
-    if (bands := _bands_of(dz, plan)) > 1:
-        parts, size = _bands.cut_results(dz, bands), W.shape[-1]
+    size, rows = W.shape[-1], dz.shape[2]
+    if (bands := _bands_of(dz, rows)) > 1:
+        parts = _bands.cut_results(dz, bands)
         of = len(parts), shape[1], *((edge - 1) * stride + size for edge in parts.shape[2:])
-        dx = conv_backward_input(parts, W, of, stride, 0)
-        return _bands.add_up(dx, bands, shape, plan.rows, stride, padding)
+        return _bands.add_up(conv_backward_input(parts, W, of, stride, 0), bands, shape, rows, stride, padding)
+    plan, tables = _convolve.plan(*shape[1:], len(W), size, stride, padding)
     dx = np.empty(shape, dz.dtype)
     _convolve.backward_input(plan, tables, rows_of(dz), np.ascontiguousarray(W), rows_of(dx), _shares(dz))
     return dx
 
 
-def _bands_of(x, plan):
+def _bands_of(x, rows):
     """Return into how many bands of rows each image is cut, so that there is one for each lane of each core."""
-    return _bands.bands_of(len(x), plan.rows, Threads.most * _BYTES // x.itemsize) if len(x) else 1
+    return _bands.bands_of(len(x), rows, Threads.most * _BYTES // x.itemsize) if len(x) else 1
 
 
 def normalize(x, gamma, beta, mean, variance, momentum, eps, least=-np.inf):
