@@ -5,11 +5,7 @@ compiled; and onnxruntime. Each in a process of its own, several times in turns,
 What makes boxes of a network's outputs is the same for all.
 """
 
-import json
-import os
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,14 +16,13 @@ import numpy as np
 
 from experiments.find.models import DETECTOR, come_along
 from experiments.find.speed import BATCH, SCORE
-from experiments.lab import processes, results
+from experiments.lab import results
+from experiments.lab.on_cores import in_turns, reply, samples_us
 from mlpkit import machine
 from mlpkit.boxes import detections
 from mlpkit.engines import BASELINE
 from mlpkit.nn.network import Network
 from mlpkit.words import counted
-
-from .frames import some_cores
 
 MOST = 1e-4  # of the largest output: how much one may differ from the baseline's, in float64
 FEW = 4  # scenes whose outputs are compared
@@ -59,21 +54,9 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
         exact.set_theta(network.theta.astype(np.float64))
         exact.set_statistics(network.statistics.astype(np.float64))
         np.savez(path := Path(folder) / "scenes.npz", images=images, wanted=exact.compiled(FEW)(images[:FEW] / 255))
-        return results.collect(record, _runs(plan, str(path), progress), save)
-
-
-def _runs(plan, path, progress):
-    for number in range(plan.rounds):
-        for cores in plan.cores:
-            env = os.environ | dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"), str(cores))
-            for who in plan.peers:
-                progress(f"{who}, {cores} cores, round {number + 1}")
-                asked = json.dumps({"data": path, "cores": cores, "batches": plan.batches})
-                about = {"engine": who, "cores": cores, "round": number, "samples_us": [], "why_not": None}
-                try:
-                    yield about | processes.ask("experiments.find_cpu", who, asked, env=env)
-                except processes.Failed as error:
-                    yield about | {"why_not": str(error)}
+        settings = {"data": str(path), "batches": plan.batches}
+        asked = [({"engine": who, "cores": cores}, settings) for cores in plan.cores for who in plan.peers]
+        return results.collect(record, in_turns("experiments.find_cpu", asked, plan.rounds, progress), save)
 
 
 @results.reads
@@ -142,24 +125,17 @@ PEERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def measured(who, settings):
+def measured(settings):
     """Return the samples of a peer, microseconds each, and how much its outputs differ from the baseline's."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, some_cores(settings["cores"]))
     with np.load(settings["data"]) as data:
         images, wanted = data["images"], data["wanted"]
-    predict, loss = PEERS[who](images, settings["cores"]), come_along(BASELINE).model.loss
+    predict, loss = PEERS[settings["engine"]](images, settings["cores"]), come_along(BASELINE).model.loss
     difference = float(abs(predict(images)[: len(wanted)] - wanted).max() / abs(wanted).max())
     if not difference <= MOST:
         raise ValueError(f"its outputs differ from the baseline's by {difference:.2g} of the largest.")
-    samples = []
-    for number in range(3 + settings["batches"]):
-        start = time.perf_counter()
-        detections(loss, predict(images), SCORE)
-        if number >= 3:
-            samples.append(1e6 * (time.perf_counter() - start))
+    samples = samples_us(lambda: detections(loss, predict(images), SCORE), settings["batches"])
     return {"samples_us": samples, "difference": difference}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1], json.loads(sys.argv[2]))))
+    reply(measured)

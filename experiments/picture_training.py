@@ -5,10 +5,7 @@ and the mean squared error. Each takes part in a process of its own, several tim
 weights, and the losses of the first steps must be the same.
 """
 
-import json
 import os
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import processes, results
+from experiments.lab import results
+from experiments.lab.on_cores import in_turns, reply, samples_us
 from mlpkit import machine
 from mlpkit.executors import trainer_of
 from mlpkit.nn.enlarging import enlarger, srcnn
@@ -28,7 +26,6 @@ from mlpkit.optim import Adam
 from mlpkit.words import counted
 
 from .find.models import detector
-from .frames import some_cores
 
 RATE, STEPS = 1e-3, 4  # of Adam; steps that a sample has
 MOST = 1e-3  # how much a loss of the first steps may differ, relatively
@@ -62,23 +59,15 @@ def measure(save=results.save_part, progress=print, plan=USUAL):
 
 def _runs(plan, progress):
     first: dict = {}  # losses of each network's first peer
-    for number in range(plan.rounds):
-        for network in plan.networks:
-            for cores in plan.cores:
-                env = os.environ | dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"), str(cores))
-                for who in plan.peers:
-                    progress(f"{network}, {who}, {counted(cores, 'core')}, round {number + 1}")
-                    asked = json.dumps({"network": network, "cores": cores, "samples": plan.samples})
-                    run = {"network": network, "engine": who, "cores": cores, "round": number, "samples_us": []}
-                    try:
-                        run |= processes.ask(__name__, who, asked, env=env) | {"why_not": None}
-                    except processes.Failed as error:
-                        yield run | {"why_not": str(error)}
-                        continue
-                    off = np.abs(np.divide(run["losses"], first.setdefault(network, run["losses"])) - 1).max()
-                    if not off <= MOST:
-                        raise ValueError(f"{who}'s losses of the {network} differ by {off:.2g} from the first one's.")
-                    yield run
+    abouts = ({"network": network, "engine": who, "cores": cores}
+              for network in plan.networks for cores in plan.cores for who in plan.peers)  # fmt: skip
+    for run in in_turns(__name__, [(about, {"samples": plan.samples}) for about in abouts], plan.rounds, progress):
+        if not run["why_not"]:
+            off = np.abs(np.divide(run["losses"], first.setdefault(run["network"], run["losses"])) - 1).max()
+            if not off <= MOST:
+                who = f"{run['engine']}'s losses of the {run['network']}"
+                raise ValueError(f"{who} differ by {off:.2g} from the first one's.")
+        yield run
 
 
 def us(record, network, who, cores):
@@ -151,19 +140,12 @@ def pytorch(model, n, X, y, last=False):
 PEERS: dict[str, Any] = {"numba_conv": numba_conv, "pytorch": pytorch, "pytorch_last": partial(pytorch, last=True)}
 
 
-def measured(who, settings):
+def measured(settings):
     """Return the losses of a peer's first steps, and samples, microseconds of a step each."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, some_cores(settings["cores"]))
-    epoch, samples = PEERS[who](*problem(settings["network"])), []
+    epoch = PEERS[settings["engine"]](*problem(settings["network"]))
     losses = epoch()
-    epoch()
-    for _ in range(settings["samples"]):
-        start = time.perf_counter()
-        epoch()
-        samples.append(1e6 * (time.perf_counter() - start) / STEPS)
-    return {"losses": losses, "samples_us": samples}
+    return {"losses": losses, "samples_us": [us / STEPS for us in samples_us(epoch, settings["samples"])]}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1], json.loads(sys.argv[2]))))
+    reply(measured)

@@ -17,7 +17,7 @@ from mlpkit.nn.layers import Dropout, Flatten, LeakyReLU, Linear, ReLU, Sigmoid,
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
-from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.nn.resize import ConvTranspose, Crop, Padding, PixelShuffle, Upsample
 from mlpkit.nn.squash import Clip, Softmax
 
 from .loading import need
@@ -286,7 +286,7 @@ def _resize(of, made):
     made.append((Upsample(int(scales[2]), "bilinear" if mode == "linear" else "nearest"), {}))
 
 
-@reads("Pad", "Padding", 0, "images; as many pixels at each edge; zeros, edge or reflect")
+@reads("Pad", "Padding, Crop", 0, "images; as many pixels at each edge; zeros, edge or reflect; less by constant")
 def _pad(of, made):
     pads, value = of.constant(1, np.array(of.get("pads", ()))), of.constant(2, np.array(of.get("value", 0.0)))
     mode = of.get("mode", "constant", ("constant", "edge", "reflect"))
@@ -294,8 +294,11 @@ def _pad(of, made):
     even = edges.shape == (2, 4) and not edges[:, :2].any() and len(set(edges[:, 2:].flat)) == 1
     zeros = mode != "constant" or not value.any()
     only(even and zeros and of.constant(3) is None, "images with as many pads at each edge, zeros where constant")
-    if size := int(edges[0, 2]):
-        made.append((Padding(size, {"constant": "zero", "edge": "replicate"}.get(mode, mode)), {}))
+    size = int(edges[0, 2])
+    only(size >= 0 or mode == "constant", "fewer pixels at each edge where the mode is constant")
+    if size:
+        layer = Padding(size, {"constant": "zero", "edge": "replicate"}.get(mode, mode)) if size > 0 else Crop(-size)
+        made.append((layer, {}))
 
 
 def plain(name, becomes, cases, make, what="all"):

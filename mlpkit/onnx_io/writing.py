@@ -17,7 +17,7 @@ from mlpkit.nn.network import check_is_network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
-from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.nn.resize import ConvTranspose, Crop, Padding, PixelShuffle, Upsample
 from mlpkit.nn.squash import Clip, Softmax
 
 from .loading import need_onnx
@@ -119,8 +119,8 @@ def _resize(one):
     return "Resize", how | {"scales": np.array([1, 1, one.scale, one.scale], np.float32)}
 
 
-def _pad(one):
-    return "Pad", dict(mode=PADDING[one.mode], pads=np.array([0, 0, one.size, one.size] * 2))
+def _pad(size, mode):
+    return "Pad", dict(mode=PADDING[mode], pads=np.array([0, 0, size, size] * 2))
 
 
 def _transposed(one):
@@ -146,5 +146,6 @@ WRITERS = {
     InstanceNorm: lambda one: ("InstanceNormalization", dict(epsilon=one.eps)),
     Upsample: _resize,
     PixelShuffle: lambda one: ("DepthToSpace", dict(blocksize=one.scale, mode="CRD")),
-    Padding: _pad,
+    Padding: lambda one: _pad(one.size, one.mode),
+    Crop: lambda one: _pad(-one.size, "zero"),
 }

@@ -10,7 +10,7 @@ from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
 from mlpkit.nn.per_image import GlobalAvgPool, InstanceNorm
 from mlpkit.nn.residual import Residual
-from mlpkit.nn.resize import ConvTranspose, Padding, PixelShuffle, Upsample
+from mlpkit.nn.resize import ConvTranspose, Crop, Padding, PixelShuffle, Upsample
 from mlpkit.nn.squash import Clip, Softmax
 
 MOST = 4_000  # values of an example between two layers
@@ -53,7 +53,7 @@ def one_of(rng, shape, deep):
         *(Conv(c, k, s, p, bias), ConvTranspose(c, k, s, min(p, k - 1), int(rng.integers(s)), bias)),
         *(MaxPool(k, s), AvgPool(k), MaxPool(k), InstanceNorm(0.1, bias), BatchNorm(0.2, 1e-3)),
         *(Upsample(s, str(rng.choice(["nearest", "bilinear"]))), PixelShuffle(s)),
-        Padding(1 + p, str(rng.choice(["reflect", "replicate", "zero"]))),
+        *(Padding(1 + p, str(rng.choice(["reflect", "replicate", "zero"]))), Crop(s)),
     ]
     rows = [Linear(c), BatchNorm()]
     any_shape = [ReLU(), LeakyReLU(0.2), Sigmoid(), Tanh(), Dropout(0.3), Clip(-0.5, 1.5), Softmax()]
