@@ -1,6 +1,7 @@
 """How well does a small detector find digits in scenes, and blood cells in photographs, and how fast?"""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from experiments.lab import results
 from mlpkit import engines
+from mlpkit.kernels import gpu
 
 from .read import table as table
 from .train import Task
@@ -16,7 +18,10 @@ from .train import Task
 
 @dataclass(frozen=True)
 class Plan:
-    """tasks: what is trained, a process each, all at once. engines: whose speed is measured, with the first network."""
+    """tasks: what is trained, a process each, all at once, dealt to the GPUs in turn.
+
+    engines: whose speed is measured, with the first network.
+    """
 
     tasks: tuple[Task, ...] = tuple(Task(seed=seed) for seed in range(3))
     engines: tuple[str, ...] = ("cuda_conv_graph", "cuda_conv_graph_tf32", "cuda_conv_graph_bf16")
@@ -41,10 +46,11 @@ def measure(save=results.save_part, progress=print, plan=Plan()):
 
 def _runs(plan, folder, progress):
     started = []
+    gpus = gpu.names() if any(engines.on_gpu(task.engine) for task in plan.tasks) else [""]
     for number, task in enumerate(plan.tasks):
-        result = folder / f"{number}.json"
+        result, env = folder / f"{number}.json", os.environ | {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
         command = [sys.executable, "-m", "experiments.find.train", json.dumps(asdict(task)), str(result)]
-        started.append((subprocess.Popen(command, stdout=subprocess.DEVNULL), result))
+        started.append((subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env), result))
     for process, result in started:
         if process.wait():
             raise RuntimeError("a training ended with an error, which is above.")

@@ -45,12 +45,12 @@ class Task:
     seed: int = 0
     n: int = 32_000
     epochs: int | None = None
-    seconds: float = 450.0
+    seconds: float = 530.0
     batch_size: int = 128
     lr: float = 8e-3
     weight_decay: float = 0.02
     engine: str = "cuda_conv_graph_tf32"
-    processes: int = 5
+    processes: int = 8
     size: tuple[int, int] = (240, 320)
     box_weight: float = 1.0
     form: str = "scenes"

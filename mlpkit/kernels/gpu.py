@@ -180,6 +180,12 @@ def count():
     return cp.cuda.runtime.getDeviceCount()
 
 
+def names():
+    """Return what CUDA_VISIBLE_DEVICES calls each GPU that this process sees: so another process is given one alone."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count())))
+    return told.split(",")[: count()]
+
+
 @cache
 def why_no_cupy():
     """Return None where CuPy can be imported, else the reason as one sentence. Needs no GPU."""

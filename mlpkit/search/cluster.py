@@ -28,10 +28,10 @@ THREADS = ("OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "MKL_
 
 
 class OwnGpu(WorkerPlugin):  # type: ignore[misc, unused-ignore]
-    """Gives each of this machine's workers, whose names are 0, 1, ..., a GPU of its own, as far as there are enough."""
+    """Gives each of this machine's workers, whose names are 0, 1, ..., one of these GPUs: its own, if they suffice."""
 
     def __init__(self, gpus):
-        self.gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        self.gpus = gpus
 
     def setup(self, worker):
         """Let the worker's process see that GPU alone: it has not looked for any yet."""
@@ -57,7 +57,7 @@ def client_of(study):
             why = short(error).rstrip(".")
             raise OSError(f"cluster {study.cluster} does not answer ({why}): start it, or mend that.") from error
         if study.cluster == "local" and engines.on_gpu(study.engine):
-            client.register_plugin(OwnGpu(gpu.count()))
+            client.register_plugin(OwnGpu(gpu.names()))
         yield client
 
 

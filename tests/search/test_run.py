@@ -16,6 +16,7 @@ import dask
 from distributed import Client
 
 from mlpkit.__main__ import main
+from mlpkit.kernels import gpu
 from mlpkit.search import cluster, run
 from mlpkit.search.study import Study, read
 from mlpkit.search.task import train_to
@@ -298,11 +299,12 @@ def test_where_no_trial_came_to_its_end_the_command_says_so(tmp_path, quick, mon
 def test_each_worker_of_this_machine_sees_a_gpu_of_its_own(monkeypatch):
     from types import SimpleNamespace
 
-    for before, seen in ((None, ["0", "1", "0"]), ("3,7", ["3", "7", "3"])):
+    monkeypatch.setattr(gpu, "count", lambda: 2)
+    for before, seen in ((None, ["0", "1", "0"]), ("3,7", ["3", "7", "3"]), ("3,7,-1,2", ["3", "7", "3"])):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if before:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
-        plugin, found = cluster.OwnGpu(2), []
+        plugin, found = cluster.OwnGpu(gpu.names()), []
         for name in (0, 1, 2):
             plugin.setup(SimpleNamespace(name=name))
             found.append(cluster.os.environ["CUDA_VISIBLE_DEVICES"])
