@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Lock
 
 import numpy as np
 
@@ -16,22 +17,24 @@ ROUNDS, BATCHES = 10, 20
 def speeds(path, engines, images, progress=print, rounds=ROUNDS, batches=BATCHES):
     """Yield runs: an engine, and seconds a batch of 64: of the network, of the boxes, of both, and of two threads.
 
-    Two threads take turns at batches: while the GPU has one, the host makes boxes of another. Samples are means over so
-    many batches; engines take turns.
+    The network: to outputs on the host. The boxes: of outputs where the engine has them, and so in both. Two threads
+    take turns at batches: while the GPU has one, the host makes boxes of another. Samples are means over so many
+    batches; engines take turns.
     """
     batch = np.ascontiguousarray(images[:BATCH])
     compiled = {}
     for engine in engines:
         network = Network.load(path, engine)
-        compiled[engine] = network.compiled(BATCH), network.model.loss
+        compiled[engine] = network, network.compiled(BATCH), Lock()
         progress(f"{engine}: compiled")
     samples: dict = {engine: {"network": [], "boxes": [], "both": [], "two threads": []} for engine in engines}
     with ThreadPoolExecutor(2) as pool:
         for number in range(1 + rounds):
-            for engine, (predict, loss) in compiled.items():
-                both = partial(_both, predict, loss, batch)
-                calls = {"network": partial(predict, batch), "boxes": partial(detections, loss, predict(batch), SCORE)}
-                found = {what: _seconds(call, batches) for what, call in (calls | {"both": both}).items()}
+            for engine, (network, predict, lock) in compiled.items():
+                both, outputs = partial(_both, network, predict, lock, batch), predict(network.engine.asarray(batch))
+                boxes = partial(detections, network.model.loss, outputs, SCORE)
+                calls = {"network": partial(predict, batch), "boxes": boxes, "both": both}
+                found = {what: _seconds(call, batches) for what, call in calls.items()}
                 found["two threads"] = _seconds(both, batches, pool)
                 for what, seconds in found.items() if number else ():  # the first round warms up
                     samples[engine][what].append(seconds)
@@ -51,5 +54,7 @@ def _seconds(call, batches, pool=None):
     return (time.perf_counter() - start) / batches
 
 
-def _both(predict, loss, batch):
-    return detections(loss, predict(batch), SCORE)
+def _both(network, predict, lock, batch):
+    with lock:  # what is compiled has room for one batch
+        outputs = predict(network.engine.asarray(batch))
+    return detections(network.model.loss, outputs, SCORE)

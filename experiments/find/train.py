@@ -45,7 +45,7 @@ class Task:
     seed: int = 0
     n: int = 32_000
     epochs: int | None = None
-    seconds: float = 530.0
+    seconds: float = 450.0
     batch_size: int = 128
     lr: float = 8e-3
     weight_decay: float = 0.02

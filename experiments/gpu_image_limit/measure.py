@@ -102,7 +102,10 @@ def _changed(train, plan, progress):
     for macro, value in plan.changes:
         progress(f"one kernel with {macro}={value}")
         change = {"kind": "changed", "macro": macro, "value": value, "batch_size": 128}
-        yield change | _step_us("one kernel", 128, train, plan, **{macro: value})
+        try:
+            yield change | _step_us("one kernel", 128, train, plan, **{macro: value})
+        except RuntimeError as error:  # it does not compile: a block may have too little memory for it
+            yield change | {"samples_us": [], "why_not": str(error).partition("\n")[0]}
 
 
 def _apart(train, plan, progress):

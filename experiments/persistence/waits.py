@@ -6,9 +6,9 @@ import numpy as np
 
 from experiments.lab.clock import events_us
 from mlpkit import kernels
+from mlpkit.kernels import gpu
 
 ALLOW_LARGE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-WHOLE = 200 << 10  # bytes of shared memory, of which a multiprocessor has them once: a block each
 LINES = 1 << 18  # of 128 bytes: more than half of the L2 cache
 
 
@@ -23,7 +23,7 @@ def waits(plan):
     yield "number and flag", 2, partial(_handover, "with_flag", 2, 1, 2)
     yield "packet", 2, partial(_messages, cp.empty(32, np.uint64), cp.empty(2, np.uint32), (0, 1), 2, 0)
     for blocks in plan.clusters:
-        if blocks <= _largest_cluster(int(cp.cuda.Device().compute_capability)):
+        if blocks <= _largest_cluster(gpu.capability()):
             yield "cluster barrier", blocks, _cluster(blocks)
 
 
@@ -55,9 +55,10 @@ def handovers(pairs, places, rounds):
     blocks, rng = cp.cuda.Device().attributes["MultiProcessorCount"], np.random.default_rng(0)
     memory, where = cp.zeros((LINES, 16), np.uint64), cp.empty(2, np.uint32)
     lines = rng.integers(LINES - 1, size=places)
+    whole = gpu.shared_memory()  # of which a multiprocessor has no second: a block each
     for _ in range(pairs):
         pair = rng.choice(blocks, 2, replace=False)
-        calls = [partial(_messages, memory[line : line + 2].ravel(), where, pair, blocks, WHOLE) for line in lines]
+        calls = [partial(_messages, memory[line : line + 2].ravel(), where, pair, blocks, whole) for line in lines]
         calls[0](10)  # compiles
         yield where.get().tolist(), [round(events_us(partial(call, rounds)) / rounds, 4) for call in calls]
 
@@ -67,10 +68,9 @@ def clock_rates(milliseconds, busy):
     import cupy as cp
 
     blocks = cp.cuda.Device().attributes["MultiProcessorCount"]
-    kernel = kernels.load("clocks").get_function("clocks")
-    kernel.max_dynamic_shared_size_bytes = WHOLE
+    kernel, whole = gpu.with_shared_memory(kernels.load("clocks").get_function("clocks")), gpu.shared_memory()
     found, out = cp.empty((blocks, 3), np.int64), cp.empty((blocks, 512), np.float32)
-    kernel((blocks,), (512,), (np.int64(1e6 * milliseconds), np.bool_(busy), found, out), shared_mem=WHOLE)
+    kernel((blocks,), (512,), (np.int64(1e6 * milliseconds), np.bool_(busy), found, out), shared_mem=whole)
     numbers, clocks, ns = found.get()[found[:, 0].argsort().get()].T
     return numbers.tolist(), (clocks / ns).round(4).tolist()
 

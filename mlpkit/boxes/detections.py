@@ -1,11 +1,11 @@
 """From a detector's outputs to boxes: what is above a score, as boxes, without doubles."""
 
-from math import log, prod
+from math import log
 from typing import NamedTuple
 
 import numpy as np
 
-from mlpkit.checks import check_batch, check_finite, check_fraction
+from mlpkit.checks import check_batch, check_fraction
 
 from .suppress import by_group, loops
 
@@ -20,22 +20,17 @@ class Detections(NamedTuple):
 
 
 def detections(loss, outputs, score=0.05, threshold=0.5):
-    """Return the `Detections` in a network's outputs (n, cells * (classes + 4)), NumPy's, of a `Detection` loss.
+    """Return the `Detections` in a network's outputs (n, cells * (classes + 4)) of a `Detection` loss.
 
-    score: the least. threshold: IoU above which the worse of two boxes of one class goes (greedy suppression); None
-    keeps all. Of a picture the boxes come by class, the best first. Raises ValueError for what is no score, and for
-    outputs of another shape, or that are not finite, of which nothing would be above it.
+    outputs: NumPy's, or CuPy's: then the GPU looks for what is above the score, and only that comes to the host. score:
+    the least. threshold: IoU above which the worse of two boxes of one class goes (greedy suppression); None keeps all.
+    Of a picture the boxes come by class, the best first. Raises ValueError for what is no score, and for outputs of
+    another shape, or that are not finite, of which nothing would be above it.
     """
     check_fraction("score", score)
     check_batch(outputs, ((loss.classes + 4) * loss.cells,), outputs.dtype)
-    check_finite("outputs", outputs)
     least = outputs.dtype.type((log(score / (1 - score)) if score else -np.inf) - loss.offset)
-    outputs, parts = np.ascontiguousarray(outputs), []
-    for (stride, _, columns, before), (z, boxes) in zip(loss.grids, loss.levels(outputs), strict=True):
-        image, label, cell = _above(outputs, before * (loss.classes + 4), z.shape, least)
-        at = np.stack(np.divmod(cell, columns)[::-1], axis=1)
-        parts.append((image, label, z[image, label, cell], boxes[image, :, cell], at, np.full(len(cell), stride)))
-    images, labels, z, boxes, cells, strides = map(np.concatenate, zip(*parts, strict=True))
+    images, labels, z, boxes, cells, strides = _claims(loss, outputs, least)
     boxes = _decoded(boxes, cells, strides[:, None])
     order, ends = by_group(z, images * loss.classes + labels)
     images, labels, z, boxes = images[order], labels[order], z[order], boxes[order]
@@ -46,11 +41,22 @@ def detections(loss, outputs, score=0.05, threshold=0.5):
     return Detections(images[kept], labels[kept], scores, boxes[kept])
 
 
-def _above(outputs, start, shape, least):
-    """Return picture, class, and cell of each logit above a number. shape: (n, classes, cells), from `start` on."""
-    found = np.empty(prod(shape), np.int64)
-    many = loops().above(outputs, start, shape[1] * shape[2], least, found)
-    return np.unravel_index(found[:many], shape)
+def _claims(loss, outputs, least):
+    """Return picture, class, logit, box (4,), cell (across, down) and its stride of each logit above a number."""
+    if isinstance(outputs, np.ndarray):
+        from . import on_host as there
+    else:
+        from . import on_gpu as there
+    each = loss.classes + 4
+    parts = [(before * each, rows * columns, columns, stride) for stride, rows, columns, before in loss.grids]
+    at = there.above(outputs, [(start, cells * loss.classes, cells * each) for start, cells, *_ in parts], least)
+    images, inside = np.divmod(at, outputs.shape[1])
+    grid = np.searchsorted([start for start, *_ in parts], inside, "right") - 1
+    starts, cells, columns, strides = np.array(parts)[grid].T
+    labels, cell = np.divmod(inside - starts, cells)
+    boxes = at - labels * cells + loss.classes * cells  # where each one's first number is
+    values = there.values(outputs, np.stack([at, *(boxes + side * cells for side in range(4))], axis=1))
+    return images, labels, values[:, 0], values[:, 1:], np.stack([cell % columns, cell // columns], axis=1), strides
 
 
 def _decoded(boxes, cells, strides):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conv_cases import PASSES, SHAPES, check_on_gpu, error, operands, random_shape, wanted
+from shared import needs_hopper
 
 from experiments.conv_ladder.rungs import implicit
 from experiments.conv_ladder.rungs.blocked import RUNGS
@@ -11,6 +12,7 @@ from mlpkit.kernels.conv import Shape, blocked
 MORE = [random_shape(np.random.default_rng(seed)) for seed in range(8)]
 
 
+@needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("name", blocked.MODES)
@@ -22,6 +24,7 @@ def test_a_rung_is_right(name, which, shape):
     check_on_gpu(rung, shape, which)
 
 
+@needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
@@ -36,6 +39,7 @@ def test_fp16_takes_elements_of_any_size(scale, which):
     assert error(cupy.asnumpy(prepared.result()), wanted(shape, which, a, b)) < 1e-5
 
 
+@needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "outlier", "least", "most"), [
     ("planes_fp16x3", 1e3, 0, 1e-6), ("planes_fp16x3", 4e6, 1e-6, 1e-4), ("tf32x3", 4e6, 0, 1e-6),

@@ -1,5 +1,7 @@
 """Boxes as targets: who is responsible for which, what the loss says of it, and its gradient."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -183,3 +185,34 @@ def test_outputs_that_are_none_are_not_taken_for_an_empty_picture(outputs):
     with pytest.raises(ValueError, match=r"outputs must be finite|must have shape") as caught:
         detections(LOSS, outputs)
     one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("score", [0, 0.02, 0.5, 0.9])
+def test_claims_are_all_logits_above_the_score_wherever_they_stand(score):
+    outputs = np.random.default_rng(3).normal(size=(3, 7 * CELLS)).astype(np.float32)
+    found = detections(LOSS, outputs, score, threshold=None)
+    wanted = sum((1 / (1 + np.exp(-z - LOSS.offset)) > score).sum() for z, _ in LOSS.levels(outputs.astype(np.float64)))
+    assert len(found.scores) == wanted
+    assert (np.diff(found.images * LOSS.classes + found.labels) >= 0).all()
+
+
+@pytest.mark.parametrize("at", [0, 3 * CELLS, 7 * CELLS - 1])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def test_one_number_that_is_not_finite_is_refused_wherever_it_stands(where, odd, at):
+    outputs = np.zeros((2, 7 * CELLS), np.float32)
+    outputs[1, at] = odd
+    with pytest.raises(ValueError, match="outputs must be finite") as caught:
+        detections(LOSS, import_module(where).asarray(outputs))
+    one_sentence(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("score", [0, 0.02, 0.2, 0.9])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_outputs_on_a_gpu_have_the_same_detections(dtype, score):
+    import cupy
+
+    outputs = np.random.default_rng(5).normal(size=(17, 7 * CELLS)).astype(dtype)
+    for ours, theirs in zip(*(detections(LOSS, each, score) for each in (outputs, cupy.asarray(outputs))), strict=True):
+        assert_array_equal(ours, theirs)

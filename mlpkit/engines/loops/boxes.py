@@ -5,24 +5,33 @@ import numpy as np
 BLOCK = 128  # numbers that are compared at once: of a loop of 64 LLVM makes no vectors, but 64 comparisons
 
 
-def above(outputs, start, length, least, found):
-    """Write into `found` where numbers from `start` on, in each row of outputs (n, m), are above `least`.
+def above(outputs, start, logits, length, least, found, many):
+    """Append to `found`, of which `many` are there, where logits are above `least`; return how many there are then.
 
-    They count from 0 in each row, and on from row to row. Return how many there are. Most are not: a block of which
-    none is costs one comparison of vectors.
+    outputs (n, m): in each row the `length` numbers from `start` on are looked at, of which the first `logits` are
+    such. found: positions in all of outputs. Return -1 where a number is not finite. Most logits are not above: a block
+    of which none is costs a few operations on vectors.
     """
-    many = 0
-    for row in range(len(outputs)):
-        logits = outputs[row, start : start + length]
+    rows, width = outputs.shape
+    for row in range(rows):
+        own = outputs[row, start : start + length]
         for first in range(0, length, BLOCK):
-            block, some = logits[first : first + BLOCK], False
+            block, some, odd = own[first : first + BLOCK], False, False
             if len(block) == BLOCK:
                 for k in range(BLOCK):
-                    some |= block[np.uint64(k)] > least
-            if some or len(block) < BLOCK:
+                    value = block[np.uint64(k)]
+                    some |= value > least
+                    odd |= value - value != 0  # of what is not finite it is NaN
+            else:
+                some = True
                 for k in range(len(block)):
+                    odd |= block[k] - block[k] != 0
+            if odd:
+                return -1
+            if some:
+                for k in range(min(len(block), logits - first)):
                     if block[k] > least:
-                        found[many] = row * length + first + k
+                        found[many] = row * width + start + first + k
                         many += 1
     return many
 
