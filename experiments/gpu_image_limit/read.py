@@ -30,12 +30,12 @@ def table(record):
     for run in results.runs(record, kind="changed"):
         name = f"one kernel, {run['macro']}={run['value']}"
         lines.append(
-            f"{name:<32}" + "".join(_us(results.median_us(run) if run["batch_size"] == n else None) for n in sizes)
+            f"{name:<32}" + "".join(_us(results.median(run) if run["batch_size"] == n else None) for n in sizes)
         )
     for run in results.runs(record, kind="apart"):
         name = f"kernel {run['kernel']} alone"
         lines.append(
-            f"{name:<32}" + "".join(_us(results.median_us(run) if run["batch_size"] == n else None) for n in sizes)
+            f"{name:<32}" + "".join(_us(results.median(run) if run["batch_size"] == n else None) for n in sizes)
         )
     for run in results.runs(record, kind="stages"):
         lines += ["", f"blocks {run['block']}, batch {run['batch_size']}", *_stage_lines(run)]

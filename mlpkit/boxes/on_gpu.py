@@ -19,13 +19,14 @@ _above = cp.ElementwiseKernel(
 )
 
 
-def above(outputs, parts, least):
+def above(outputs, grids, classes, least):
     """Return what `on_host.above` returns, NumPy's, and raise what it raises."""
     outputs, many = cp.ascontiguousarray(outputs), cp.zeros(2, np.int32)
     n, width = outputs.shape
-    found = cp.empty(n * sum(logits for _, logits, _ in parts), np.int64)
-    for start, logits, length in parts:
-        _above(outputs, width, start, logits, length, least, found, many, size=n * length)
+    found = cp.empty(n * classes * int(grids[:, 1].sum()), np.int64)
+    for start, cells, *_ in grids.tolist():
+        length = (classes + 4) * cells
+        _above(outputs, width, start, classes * cells, length, least, found, many, size=n * length)
     count, odd = many.get().tolist()
     if odd:
         check_finite("outputs", outputs)

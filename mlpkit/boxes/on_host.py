@@ -7,18 +7,16 @@ from mlpkit.checks import check_finite
 from .suppress import loops
 
 
-def above(outputs, parts, least):
-    """Return the positions in outputs (n, m) of logits above `least`, (k,) int64.
+def above(outputs, grids, classes, least):
+    """Return the positions in outputs (n, m) of logits above `least`, (k,) int64. grids: see `loops.boxes.above`.
 
-    parts: tuples of where a grid's numbers start in each row, how many logits there are, and how many numbers. Raises
-    ValueError for outputs that are not finite.
+    Raises ValueError for outputs that are not finite.
     """
     outputs = np.ascontiguousarray(outputs)
-    found, many = np.empty(len(outputs) * sum(logits for _, logits, _ in parts), np.int64), 0
-    for start, logits, length in parts:
-        many = loops().above(outputs, start, logits, length, least, found, many)
-        if many < 0:
-            check_finite("outputs", outputs)
+    found = np.empty(len(outputs) * classes * grids[:, 1].sum(), np.int64)
+    many = loops().above(outputs, grids, classes, least, found)
+    if many < 0:
+        check_finite("outputs", outputs)
     return found[:many]
 
 

@@ -196,6 +196,22 @@ def test_claims_are_all_logits_above_the_score_wherever_they_stand(score):
     assert (np.diff(found.images * LOSS.classes + found.labels) >= 0).all()
 
 
+def test_claims_come_by_picture_and_class_the_best_first_and_of_equal_ones_the_finest():
+    loss = Detection(2, (72, 72), strides=(8, 16))
+    outputs = np.random.default_rng(4).integers(-3, 4, (2, 6 * loss.cells)).astype(np.float32)
+    found = detections(loss, outputs, 0.001, threshold=None)
+    z = np.concatenate([z for z, _ in loss.levels(outputs)], axis=2)
+    groups, scores = (each.ravel() for each in np.broadcast_arrays(np.arange(4).reshape(2, 2, 1), z))
+    order = np.lexsort((-scores, groups))
+    order = order[scores[order] > np.log(0.001 / 0.999) - loss.offset]
+    assert len(order) > 4 * 32
+    assert_array_equal(found.images * 2 + found.labels, groups[order])
+    assert_allclose(found.scores, 1 / (1 + np.exp(-scores[order] - loss.offset)), rtol=1e-5)
+    x = (np.concatenate([boxes for _, boxes in loss.levels(outputs)], axis=2)[:, 0] * loss.middles[:, 2]
+         + loss.middles[:, 0])[:, None].repeat(2, axis=1).ravel()[order]  # fmt: skip
+    assert_allclose(found.boxes[:, [0, 2]].mean(axis=1), x, atol=1e-3)
+
+
 @pytest.mark.parametrize("at", [0, 3 * CELLS, 7 * CELLS - 1])
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])

@@ -5,35 +5,93 @@ import numpy as np
 BLOCK = 128  # numbers that are compared at once: of a loop of 64 LLVM makes no vectors, but 64 comparisons
 
 
-def above(outputs, start, logits, length, least, found, many):
-    """Append to `found`, of which `many` are there, where logits are above `least`; return how many there are then.
+def above(outputs, grids, classes, least, found):
+    """Write into `found` where logits are above `least`, positions in outputs (n, m); return how many there are.
 
-    outputs (n, m): in each row the `length` numbers from `start` on are looked at, of which the first `logits` are
-    such. found: positions in all of outputs. Return -1 where a number is not finite. Most logits are not above: a block
-    of which none is costs a few operations on vectors.
+    grids (g, 4): where a grid's numbers start in each row, how many cells it has, in how many columns, and how many
+    pixels wide; each has `classes` logits a cell, and then four numbers of its box. Return -1 where a number is not
+    finite. Most logits are not above: a block of which none is costs a few operations on vectors.
     """
-    rows, width = outputs.shape
+    many, (rows, width) = 0, outputs.shape
     for row in range(rows):
-        own = outputs[row, start : start + length]
-        for first in range(0, length, BLOCK):
-            block, some, odd = own[first : first + BLOCK], False, False
-            if len(block) == BLOCK:
-                for k in range(BLOCK):
-                    value = block[np.uint64(k)]
-                    some |= value > least
-                    odd |= value - value != 0  # of what is not finite it is NaN
-            else:
-                some = True
-                for k in range(len(block)):
-                    odd |= block[k] - block[k] != 0
-            if odd:
-                return -1
-            if some:
-                for k in range(min(len(block), logits - first)):
-                    if block[k] > least:
-                        found[many] = row * width + start + first + k
-                        many += 1
+        for grid in range(len(grids)):
+            start, cells = grids[grid, 0], grids[grid, 1]
+            own = outputs[row, start : start + (classes + 4) * cells]
+            for first in range(0, len(own), BLOCK):
+                block, some, odd = own[first : first + BLOCK], False, False
+                if len(block) == BLOCK:
+                    for k in range(BLOCK):
+                        value = block[np.uint64(k)]
+                        some |= value > least
+                        odd |= value - value != 0  # of what is not finite it is NaN
+                else:
+                    some = True
+                    for k in range(len(block)):
+                        odd |= block[k] - block[k] != 0
+                if odd:
+                    return -1
+                if some:
+                    for k in range(min(len(block), classes * cells - first)):
+                        if block[k] > least:
+                            found[many] = row * width + start + first + k
+                            many += 1
     return many
+
+
+def claims(at, width, classes, grids, claimed, positions):
+    """Say of whom logits at positions `at` (k,) are, and where their boxes stand.
+
+    Write into `claimed` (k, 3): a group, which is a class of a picture; grid; cell. Into `positions` (k, 5): where the
+    logit and the four numbers of its cell's box are.
+    """
+    for i in range(len(at)):
+        inside, grid = at[i] % width, len(grids) - 1
+        while inside < grids[grid, 0]:
+            grid -= 1
+        cells = grids[grid, 1]
+        label, cell = (inside - grids[grid, 0]) // cells, (inside - grids[grid, 0]) % cells
+        claimed[i, 0], claimed[i, 1], claimed[i, 2] = at[i] // width * classes + label, grid, cell
+        positions[i, 0] = at[i]
+        for side in range(4):
+            positions[i, 1 + side] = at[i] + (classes - label + side) * cells
+
+
+def in_order(claimed, values, order, ends):
+    """Write into `order` (k,) an order in which groups follow each other, in each the best first, and where each ends.
+
+    claimed (k, 3): see `claims`; values (k, 5), of which the first counts. Of equal ones the first stays the first.
+    """
+    ends[:] = 0
+    for i in range(len(claimed)):
+        ends[claimed[i, 0]] += 1
+    ends[:] = np.cumsum(ends) - ends  # where each begins
+    for i in range(len(claimed)):
+        at = ends[claimed[i, 0]]
+        order[at] = i
+        ends[claimed[i, 0]] += 1
+    start = 0
+    for end in ends:
+        own = order[start:end]
+        if len(own) > 32:
+            own[:] = own[np.argsort(-values[own, 0], kind="mergesort")]
+        for i in range(1, len(own)):  # few are in order soonest so, and many are by now
+            mine, k = own[i], i
+            while k and values[own[k - 1], 0] < values[mine, 0]:
+                own[k] = own[k - 1]
+                k -= 1
+            own[k] = mine
+        start = end
+
+
+def decode(claimed, values, grids, order, boxes):
+    """Write boxes in pixels into `boxes` (k, 4), in an order: of a middle, from its cell's, and logarithms of sides."""
+    for i in range(len(order)):
+        grid, cell, own = claimed[order[i], 1], claimed[order[i], 2], values[order[i], 1:]
+        columns, stride = grids[grid, 2], grids[grid, 3]
+        for axis in range(2):
+            middle = own[axis] + 0.5 + (cell // columns if axis else cell % columns)
+            reach = 0.5 * np.exp(own[2 + axis])
+            boxes[i, axis], boxes[i, 2 + axis] = stride * (middle - reach), stride * (middle + reach)
 
 
 def keep_best(boxes, ends, threshold, kept):
