@@ -4,11 +4,9 @@ Dense layers and updates are those of `numba_step`, and what is neither comes fr
 everybody who calls; a convolution turns SIMD batches into another layout, one after another, and its results back.
 """
 
-from functools import reduce
-
 import numpy as np
 
-from .images import bands as _bands
+from .images.bands import Bands
 from .loops import convolve as _convolve
 from .loops import images as _images
 from .loops.compiler import FASTMATH, Threads, compile_loops
@@ -31,6 +29,8 @@ max_pool = images.max_pool
 max_pool_backward = images.max_pool_backward
 avg_pool = images.avg_pool
 avg_pool_backward = images.avg_pool_backward
+upsample_nearest = images.upsample_nearest
+upsample_nearest_backward = images.upsample_nearest_backward
 
 
 def relu(z):
@@ -44,9 +44,8 @@ def relu_backward(a, da):
 def conv(x, W, b, stride, padding):
     size = W.shape[-1]
     rows = (x.shape[2] + 2 * padding - size) // stride + 1
-    if (bands := _bands_of(x, rows)) > 1:
-        z = conv(_bands.cut(x, bands, rows, size, stride, padding), W, b, stride, 0)
-        return _bands.merge_results(z, bands, rows)
+    if bands := _bands_of(x, rows, size, stride, padding):
+        return bands.merge_results(conv(bands.cut(x), W, b, stride, 0))
     plan, tables = _convolve.plan(*x.shape[1:], len(W), size, stride, padding)
     b = np.zeros(len(W), x.dtype) if b is None else np.ascontiguousarray(b)
     z = np.empty((len(x), len(W), plan.rows, plan.columns), x.dtype)
@@ -56,9 +55,8 @@ def conv(x, W, b, stride, padding):
 
 def conv_backward_weights(x, dz, dW, db, stride, padding):
     size, rows = dW.shape[-1], dz.shape[2]
-    if (bands := _bands_of(x, rows)) > 1:
-        parts = _bands.cut(x, bands, rows, size, stride, padding), _bands.cut_results(dz, bands)
-        conv_backward_weights(*parts, dW, None, stride, 0)
+    if bands := _bands_of(x, rows, size, stride, padding):
+        conv_backward_weights(bands.cut(x), bands.cut_results(dz), dW, None, stride, 0)
     else:
         plan, tables = _convolve.plan(*x.shape[1:], len(dW), size, stride, padding)
         _convolve.backward_weights(plan, tables, rows_of(x), rows_of(dz), dW.reshape(len(dW), -1), _shares(x))
@@ -68,19 +66,19 @@ def conv_backward_weights(x, dz, dW, db, stride, padding):
 
 def conv_backward_input(dz, W, shape, stride, padding):
     size, rows = W.shape[-1], dz.shape[2]
-    if (bands := _bands_of(dz, rows)) > 1:
-        parts = _bands.cut_results(dz, bands)
+    if bands := _bands_of(dz, rows, size, stride, padding):
+        parts = bands.cut_results(dz)
         of = len(parts), shape[1], *((edge - 1) * stride + size for edge in parts.shape[2:])
-        return _bands.add_up(conv_backward_input(parts, W, of, stride, 0), bands, shape, rows, stride, padding)
+        return bands.add_up(conv_backward_input(parts, W, of, stride, 0), shape)
     plan, tables = _convolve.plan(*shape[1:], len(W), size, stride, padding)
     dx = np.empty(shape, dz.dtype)
     _convolve.backward_input(plan, tables, rows_of(dz), np.ascontiguousarray(W), rows_of(dx), _shares(dz))
     return dx
 
 
-def _bands_of(x, rows):
-    """Return into how many bands of rows each image is cut, so that there is one for each lane of each core."""
-    return _bands.bands_of(len(x), rows, Threads.most * _BYTES // x.itemsize) if len(x) else 1
+def _bands_of(x, *window):
+    """Return the `Bands` of images, so many that there is one for each lane of each core, None where images suffice."""
+    return Bands.of(images, len(x), Threads.most * _BYTES // x.itemsize, *window)
 
 
 def normalize(x, gamma, beta, mean, variance, momentum, eps, least=-np.inf):
@@ -122,14 +120,6 @@ def batch_norm_backward(dy, normalized, inverse_deviation, gamma, dgamma, dbeta)
 
 def batch_norm_evaluate(x, gamma, beta, mean, variance, eps):
     return images.batch_norm_evaluate(_planes(x), gamma, beta, mean, variance, eps).reshape(x.shape)
-
-
-def upsample_nearest(x, scale):
-    return x.repeat(scale, axis=3).repeat(scale, axis=2)
-
-
-def upsample_nearest_backward(dy, scale):
-    return reduce(np.add, (dy[:, :, p::scale, q::scale] for p in range(scale) for q in range(scale)))
 
 
 def _shares(x):

@@ -5,52 +5,40 @@ A convolution that wants many images, one in each lane of a vector register, get
 
 import numpy as np
 
-LEAST = 16  # rows of a band: those around it are computed with twice
+LEAST = 8  # rows of a band: those around it are copied twice
 
 
-def bands_of(n, rows, wanted):
-    """Return into how many bands each of n images is cut. rows: of its results. wanted: images that are best."""
-    return max(1, min(rows // LEAST, -(-wanted // n)))
+class Bands:
+    """How images are cut for a convolution with windows of `size`, and so their results, (n, c, rows, columns).
 
+    loops: `cut_bands` and `add_bands`, compiled. count: of an image.
+    """
 
-def cut(x, bands, rows, size, stride, padding):
-    """Return x (n, c, h, w) as (n * bands, c, ...): what results' rows are made of, band by band, padding included."""
-    n, c, h, w = x.shape
-    each = -(-rows // bands)
-    found = np.zeros((n, bands, c, (each - 1) * stride + size, w + 2 * padding), x.dtype)
-    for band in range(bands):
-        first = band * each * stride - padding  # of x
-        start, end = max(first, 0), max(0, min(first + found.shape[3], h))
-        found[:, band, :, start - first : end - first, padding : padding + w] = x[:, :, start:end]
-    return found.reshape(n * bands, *found.shape[2:])
+    @classmethod
+    def of(cls, loops, n, wanted, rows, *window):
+        """Return those of n images that make as many as are wanted, or come near; None where images do, or are none."""
+        count = min(rows // LEAST, -(-wanted // n)) if n else 1
+        return cls(loops, count, rows, *window) if count > 1 else None
 
+    def __init__(self, loops, count, rows, size, stride, padding):
+        self.loops, self.count, self.rows, self.padding = loops, count, rows, padding
+        self.each = -(-rows // count)  # rows of a band of results
+        self.step = self.each * stride  # rows from where a band begins to where the next one does
+        self.height = self.step - stride + size
 
-def cut_results(z, bands):
-    """Return z (n, c, rows, columns) as (n * bands, c, rows of a band, columns); zeros are behind the last row."""
-    n, c, rows, columns = z.shape
-    each = -(-rows // bands)
-    found = np.zeros((n, bands, c, each, columns), z.dtype)
-    for band in range(bands):
-        part = z[:, :, band * each : (band + 1) * each]
-        found[:, band, :, : part.shape[2]] = part
-    return found.reshape(n * bands, c, each, columns)
+    def cut(self, x):
+        """Return x (n, c, h, w) as (n * count, c, ...): what results' rows are made of, padding included."""
+        return self.loops.cut_bands(np.ascontiguousarray(x), self.count, self.step, self.height, self.padding)
 
+    def cut_results(self, z):
+        """Return z (n, c, rows, columns) as (n * count, c, rows of a band, columns); zeros are behind the last row."""
+        return self.loops.cut_bands(np.ascontiguousarray(z), self.count, self.each, self.each, 0)
 
-def merge_results(z, bands, rows):
-    """Return what `cut_results` has cut, whole again."""
-    n, (_, c, each, columns) = len(z) // bands, z.shape
-    whole = z.reshape(n, bands, c, each, columns).swapaxes(1, 2).reshape(n, c, bands * each, columns)
-    return np.ascontiguousarray(whole[:, :, :rows])
+    def merge_results(self, z):
+        """Return what `cut_results` has cut, whole again."""
+        shape = len(z) // self.count, z.shape[1], self.rows, z.shape[3]
+        return self.loops.add_bands(z, self.count, self.each, shape, 0)
 
-
-def add_up(dx, bands, shape, rows, stride, padding):
-    """Return gradients (n, c, h, w) of images that `cut` has cut: rows of two bands get the sum of both."""
-    n, c, h, w = shape
-    each = -(-rows // bands)
-    parts = dx.reshape(n, bands, *dx.shape[1:])
-    found = np.zeros((n, c, (bands - 1) * each * stride + dx.shape[2], dx.shape[3]), dx.dtype)
-    for band in range(bands):
-        found[:, :, band * each * stride :][:, :, : dx.shape[2]] += parts[:, band]
-    part = found[:, :, padding : padding + h, padding : padding + w]
-    beyond = [(0, whole - there) for whole, there in zip(shape, part.shape, strict=True)]  # what no window has seen
-    return np.pad(part, beyond) if np.any(beyond) else np.ascontiguousarray(part)
+    def add_up(self, dx, shape):
+        """Return gradients (n, c, h, w) of images that `cut` has cut: rows of two bands get the sum of both."""
+        return self.loops.add_bands(dx, self.count, self.step, shape, self.padding)

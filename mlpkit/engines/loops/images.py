@@ -76,6 +76,65 @@ def avg_pool_backward(dy, shape, size, stride):
     return dx
 
 
+def cut_bands(x, bands, step, height, padding):
+    """Return bands of x (n, c, h, w), (n * bands, c, height, w + 2 * padding): each begins `step` rows after the last.
+
+    The first one begins with the padding; what is not in x is 0.
+    """
+    n, c, h, w = x.shape
+    found = np.empty((n * bands, c, height, w + 2 * padding), x.dtype)
+    for part in prange(n * bands):
+        for channel in range(c):
+            for i in range(height):
+                row, at = found[part, channel, i], part % bands * step - padding + i
+                row[:] = 0
+                if 0 <= at < h:
+                    row[padding : padding + w] = x[part // bands, channel, at]
+    return found
+
+
+def add_bands(parts, bands, step, shape, padding):
+    """Return images of a shape (n, c, h, w) of bands, which `cut_bands` has cut: what overlaps is added."""
+    c, height, width = parts.shape[1:]
+    found = np.empty(shape, parts.dtype)
+    for plane in prange(shape[0] * c):
+        image, channel = plane // c, plane % c
+        for i in range(shape[2]):
+            row, at = found[image, channel, i], i + padding
+            row[:] = 0
+            for band in range(max(0, (at - height) // step + 1), min(at // step + 1, bands)):
+                own = parts[image * bands + band, channel, at - band * step]
+                for j in range(min(shape[3], width - padding)):
+                    row[j] += own[padding + j]
+    return found
+
+
+def upsample_nearest(x, scale):
+    n, c, h, w = x.shape
+    y = np.empty((n, c, scale * h, scale * w), x.dtype)
+    for plane in prange(n * c):
+        for i in range(h):
+            first = y[plane // c, plane % c, scale * i]
+            for j in range(w):
+                for q in range(scale):
+                    first[scale * j + q] = x[plane // c, plane % c, i, j]
+            for p in range(1, scale):
+                y[plane // c, plane % c, scale * i + p] = first
+    return y
+
+
+def upsample_nearest_backward(dy, scale):
+    n, c, h, w = dy.shape
+    dx = np.zeros((n, c, h // scale, w // scale), dy.dtype)
+    for plane in prange(n * c):
+        for i in range(h):
+            row = dx[plane // c, plane % c, i // scale]
+            for j in range(w // scale):
+                for q in range(scale):
+                    row[j] += dy[plane // c, plane % c, i, scale * j + q]
+    return dx
+
+
 def normalize(x, gamma, beta, eps, least):
     """Return `max(least, gamma * normalized + beta)`, for x (n, c, elements of a plane), and each channel's statistics.
 
