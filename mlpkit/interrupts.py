@@ -8,6 +8,7 @@ time.
 import signal
 import sys
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 
 AGAIN = 0.3  # seconds; what ends in time, such as another process, has them for it
 NAMES = "SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"  # Windows has not all of them
@@ -50,6 +51,32 @@ def heeded(again=AGAIN):
         for number, handler in zip(heard, before, strict=True):
             signal.signal(number, handler)
         sys.unraisablehook = shown
+
+
+@contextmanager
+def put_off(starts=False):
+    """Have Ctrl-C wait for the end of this context, which has to be short.
+
+    starts: whether threads or processes are started in it. They hear none: a terminal sends it to all.
+    """
+    came: list[int] = []
+    hears = current_thread() is main_thread() and callable(signal.getsignal(signal.SIGINT))
+    masks = starts and hasattr(signal, "pthread_sigmask")  # which are inherited; Windows has none
+    if masks:
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # Python's own, which else would open the ears of the thread that begins it
+    handler = hears and signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    mask = masks and signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if hears:
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _ring(seconds):

@@ -6,16 +6,16 @@ The first rank writes checkpoints, and says after each epoch what it has, so tha
 import os
 import signal
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import connection, current_process, get_context, parent_process
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from typing import Any
 from unittest.mock import patch
 
-from mlpkit import engines, machine
+from mlpkit import engines, interrupts, machine
 from mlpkit.checks import check_count
 from mlpkit.files import write_atomically
 from mlpkit.paths import expanded
@@ -57,7 +57,7 @@ def train(recipe, dataset, engine=engines.BASELINE, *, ranks=2, gpus=False, on_e
                 ours, theirs = context.Pipe()
                 meeting = rank, ranks, memory and memory.name, barrier, identifier
                 process = context.Process(target=_rank, args=(theirs, *meeting), daemon=True)
-                with _put_off():
+                with interrupts.put_off(starts=True):
                     process.start()
                     started.append((ours, process))
                 theirs.close()  # so that its end is seen here
@@ -93,24 +93,6 @@ def _where_to_meet(context, ranks, size):
         _give_back(memory)
         why = f"{ranks * size:,} bytes of shared memory, where ranks meet, can't be had ({error.strerror or error})"
         raise OSError(f"{why}: {advice}.") from error
-
-
-@contextmanager
-def _put_off():
-    """Have Ctrl-C wait for the end of this context, and never come to a process that is started in it."""
-    came: list[int] = []
-    hears, masks = current_thread() is main_thread(), hasattr(signal, "pthread_sigmask")  # Windows has no masks
-    handler = hears and signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()  # which is inherited
-    try:
-        yield
-    finally:
-        if masks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if hears:
-            signal.signal(signal.SIGINT, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
 
 
 def check_ranks(recipe, engine, ranks, gpus):

@@ -5,14 +5,12 @@ Each worker does one task at a time: on a GPU of its own, or with few threads, a
 
 import logging
 import os
-import signal
 from contextlib import ExitStack, contextmanager, nullcontext
-from multiprocessing import resource_tracker
 
 import dask
 from distributed import Client, LocalCluster, SSHCluster, WorkerPlugin
 
-from mlpkit import engines, machine
+from mlpkit import engines, interrupts, machine
 from mlpkit.kernels import gpu
 from mlpkit.words import short
 
@@ -61,23 +59,6 @@ def client_of(study):
         yield client
 
 
-@contextmanager
-def _deaf():
-    """Begin threads and processes that hear no Ctrl-C: a terminal sends it to workers too, which would complain.
-
-    Who begins them hears it afterwards. Windows can't.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # Python's own, which else would open the ears of the thread that begins it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _cluster_of(study):
     """Return a new cluster, or an empty context for an address."""
     deaths = {"allowed_failures": DEATHS - 1}
@@ -86,7 +67,7 @@ def _cluster_of(study):
             gpu.count() if engines.on_gpu(study.engine) else machine.cores() // study.threads or 1
         )
         options = {"env": dict.fromkeys(THREADS, str(study.threads)), "silence_logs": logging.CRITICAL}
-        with _deaf():
+        with interrupts.put_off(starts=True):  # workers would complain of it
             return LocalCluster(None, count, 1, dashboard_address=None, scheduler_kwargs=deaths, **options)
     if study.cluster == "ssh":
         return SSHCluster(study.hosts, worker_options={"nthreads": 1}, scheduler_options=deaths)

@@ -22,7 +22,7 @@ from mlpkit import data, engines, executors, kernels
 from mlpkit.data import epoch_order
 from mlpkit.executors import trainer_of
 from mlpkit.executors.cuda.rates import rates, settings
-from mlpkit.executors.cuda.uninterrupted import uninterrupted
+from mlpkit.interrupts import put_off
 from mlpkit.kernels import gpu
 from mlpkit.nn.models import LENET5, MLP, mlp
 from mlpkit.nn.network import Network
@@ -446,7 +446,7 @@ def test_ctrl_c_is_held_back_and_not_lost(ctrl_c):
     done = []
 
     def work():
-        with uninterrupted():
+        with put_off():
             ctrl_c()
             done.append("the rest of the block")
 

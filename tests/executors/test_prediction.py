@@ -179,22 +179,10 @@ def test_a_batch_keeps_what_its_graph_reads(prediction, monkeypatch):
     assert kept() is batch.reads[1]
 
 
-def test_who_knows_the_whole_network_is_asked_first(prediction):
-    network, asked = a_network(numpy_baseline, LENET5), []
-
-    def whole(bound, shape, n, mode):
-        asked.append((len(bound), shape, n, mode))
-        return (lambda x, z: z.fill(x.sum())) if n == 1 else None
-
-    class Mine(prediction.Prediction):
-        wholes = (lambda *_: None, whole)
-
-    prediction.matches_for = lambda dtype: ("some",)
-    x = pixels(LENET5, 1)
-    assert_array_equal(Mine(network, 1)(x), np.full((1, 10), x.sum(), np.float32))
-    prediction.matches_for = lambda dtype: ()
-    Mine(network, 2)
-    assert asked == [(12, (1, 28, 28), 1, MODES["float32"])]
+def test_what_computes_the_whole_network_takes_the_place_of_all_blocks(prediction):
+    network, x = a_network(numpy_baseline, LENET5), pixels(LENET5, 1)
+    mine = prediction.Prediction(network, 1, whole=lambda x, z: z.fill(x.sum()))
+    assert_array_equal(mine(x), np.full((1, 10), x.sum(), np.float32))
 
 
 def test_what_is_refused(prediction):

@@ -7,7 +7,8 @@ import pytest
 
 from mlpkit.executors.cuda import evaluation
 
-NETWORK = SimpleNamespace(engine="numpy_baseline", model="an MLP", dtype=np.float32)
+ENGINE = SimpleNamespace(__name__="an engine")  # no module, as a rank's engine is none
+NETWORK = SimpleNamespace(engine=ENGINE, model="an MLP", dtype=np.float32)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from numpy.testing import assert_array_equal
 from mlpkit import data, engines, executors, machine
 from mlpkit.__main__ import main
 from mlpkit.data import Dataset, Split, epoch_order
+from mlpkit.interrupts import put_off
 from mlpkit.nn.conv import Conv, MaxPool
 from mlpkit.nn.layers import Dropout, Flatten, Linear, ReLU
 from mlpkit.nn.model import Model
@@ -313,7 +314,7 @@ def test_ctrl_c_waits_for_a_process_that_is_being_started_and_never_comes_to_it(
     done = []
 
     def start():
-        with ranks._put_off():
+        with put_off(starts=True):
             signal.raise_signal(signal.SIGINT)
             done.append(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
 

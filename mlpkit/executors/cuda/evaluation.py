@@ -20,7 +20,8 @@ class Rehearsed:
     def __init__(self, kind, network, X, y):
         self.make = partial(kind, network, X, y)
         rows = X[:ROWS], y[:ROWS]
-        of = kind, network.engine, repr(network.model), network.dtype, *((each.shape, each.dtype) for each in rows)
+        name = network.engine.__name__  # of a rank's engine, too, which is no module
+        of = kind, name, repr(network.model), network.dtype, *((each.shape, each.dtype) for each in rows)
         if of not in _compiled:
             _compiled.add(of)
             beside(lambda: kind(network, *rows)()())  # to the end: nobody else may have its memory before

@@ -29,13 +29,11 @@ from .plan import watched
 class Prediction:
     """See `executors.protocol.Prediction`. A subclass names its precision, one of `blocks.MODES`.
 
-    wholes: functions (layers, shape, n, mode), asked first: each returns None, or a function (x, z) that asks for the
-    kernels of the whole network: from x (n, *shape), uint8 or the network's type, to its outputs z. Or it is given, as
-    `whole`.
+    whole: a function (x, z) that asks for the kernels of the whole network, where there is one: from x (n, *shape),
+    uint8 or the network's type, to its outputs z.
     """
 
     precision = "float32"
-    wholes: tuple = ()
 
     def __init__(self, network, n, precision=None, calibration=None, whole=None):
         if precision not in (None, str(network.dtype)) or calibration is not None:
@@ -44,10 +42,8 @@ class Prediction:
         self.input, self.output = network.model.input, network.model.output
         layers, mode = prediction_blocks.layers_of(network), mode_for(self.precision)
         ours = matches_for(self.dtype) != ()
-        found = (make(layers, self.input, n, mode) for make in self.wholes if ours)
-        self.whole = whole or next((each for each in found if each), None)
-        match = prediction_blocks.match if ours else prediction_blocks.layer
-        self.pipeline = pipeline([] if self.whole else layers, self.input, n, mode, (match,))
+        self.whole, match = whole, prediction_blocks.match if ours else prediction_blocks.layer
+        self.pipeline = pipeline([] if whole else layers, self.input, n, mode, (match,))
         self.batches: dict = {}
 
     def __call__(self, x):

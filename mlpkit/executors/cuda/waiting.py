@@ -14,12 +14,12 @@ import cupyx
 import numpy as np
 
 from mlpkit import kernels
+from mlpkit.interrupts import put_off
 from mlpkit.kernels import gpu
 from mlpkit.kernels.ranks import argument, struct
 
 from .rates import rates, settings
 from .transfers import Feed, RowLosses, as_labels
-from .uninterrupted import uninterrupted
 
 MOST_STEPS = 512  # of a launch: less than a quarter of a second, even where a step takes 0.4 ms
 
@@ -71,7 +71,7 @@ class WaitingTrainer:
         """Train on the rows of X that `order` (n,) names, and return the losses, one a step."""
         self.check()
         n, steps = len(order), -(-len(order) // self.batch_size)
-        with uninterrupted():  # so that theta and the optimizer's count of steps are of one epoch
+        with put_off():  # so that theta and the optimizer's count of steps are of one epoch
             self.feed.send(rates=rates(self.optimizer, steps), order=order)
             for first in range(0, steps, MOST_STEPS):
                 self.exchange.fill(0)
