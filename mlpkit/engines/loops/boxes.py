@@ -64,23 +64,38 @@ def in_order(claimed, values, order, ends):
     ends[:] = 0
     for i in range(len(claimed)):
         ends[claimed[i, 0]] += 1
-    ends[:] = np.cumsum(ends) - ends  # where each begins
-    for i in range(len(claimed)):
-        at = ends[claimed[i, 0]]
-        order[at] = i
+    begin = 0
+    for group in range(len(ends)):
+        ends[group], begin = begin, begin + ends[group]
+    for i in range(len(claimed)):  # from where a group begins to where it ends
+        order[ends[claimed[i, 0]]] = i
         ends[claimed[i, 0]] += 1
-    start = 0
+    start, merged = 0, np.empty(len(order), np.int64)
     for end in ends:
-        own = order[start:end]
-        if len(own) > 32:
-            own[:] = own[np.argsort(-values[own, 0], kind="mergesort")]
-        for i in range(1, len(own)):  # few are in order soonest so, and many are by now
-            mine, k = own[i], i
-            while k and values[own[k - 1], 0] < values[mine, 0]:
-                own[k] = own[k - 1]
-                k -= 1
-            own[k] = mine
+        best_first(values, order[start:end], merged)
         start = end
+
+
+def best_first(values, own, merged):
+    """Sort numbers of rows of values (k, 5) in place, the largest in column 0 first; `merged` is as long, or longer.
+
+    By merging halves that are sorted, of two each time as many: equal ones stay in their order.
+    """
+    width = 1
+    while width < len(own):
+        for start in range(0, len(own), 2 * width):
+            middle, end = min(start + width, len(own)), min(start + 2 * width, len(own))
+            left, right = start, middle
+            for k in range(start, end):
+                if right == end or (left < middle and values[own[left], 0] >= values[own[right], 0]):
+                    merged[k] = own[left]
+                    left += 1
+                else:
+                    merged[k] = own[right]
+                    right += 1
+        for k in range(len(own)):  # to compile a copy of the slice takes two seconds
+            own[k] = merged[k]
+        width *= 2
 
 
 def decode(claimed, values, grids, order, boxes):
