@@ -202,7 +202,8 @@ def serve(options):
         raise ImportError(f"{error.name} is missing: `make serve` brings it, or pip install -e '.[serve]'.") from error
     queue = {name: getattr(options, name) for name in ("longest", "wait", "capacity", "target", "seconds")}
     of = None if options.data == "none" else options.data
-    return command.run(command.service(options.network, options.engine, of, **queue), options.host, options.port)
+    make = partial(command.service, options.network, options.engine, of, **queue)
+    return command.run(make, options.host, options.port)
 
 
 def download(options):

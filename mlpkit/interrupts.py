@@ -67,7 +67,7 @@ def put_off(starts=False):
 
         resource_tracker.ensure_running()  # Python's own, which else would open the ears of the thread that begins it
     handler = hears and signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    mask = masks and signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
     try:
         yield
     finally:

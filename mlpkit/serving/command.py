@@ -150,9 +150,13 @@ def _listening(host, port):
         raise OSError(sentence) from error
 
 
-def run(service, host, port):
-    """Serve until SIGTERM or Ctrl-C; then answer what was accepted, and return the exit code."""
+def run(make, host, port):
+    """Serve what make() returns until SIGTERM or Ctrl-C; then answer what was accepted, and return the exit code.
+
+    A place that is taken is told at once, and not when all is calibrated; who comes before that waits.
+    """
     with _listening(host, port) as sock:
+        service = make()
         gc.collect()
         gc.freeze()  # else the collector looks through all that was imported, now and then, for a tenth of a second
         sys.setswitchinterval(0.001)  # seconds for which the event loop may keep the worker waiting for Python's lock
