@@ -13,7 +13,7 @@ from mlpkit.files import write_atomically
 from mlpkit.nn.conv import Conv
 
 from .loading import need_onnx
-from .writing import IR, OPSET, _Graph, _window
+from .writing import _Graph, _window
 
 
 def write_integers(quantized, path, signed=False):
@@ -22,25 +22,17 @@ def write_integers(quantized, path, signed=False):
     signed: tensors are int8, each integer 128 less, and not uint8. Raises ImportError where the package onnx is
     missing, and OSError where the file can't be written.
     """
-    onnx, walk = need_onnx(), list[tuple]()
     network = SimpleNamespace(
-        engine=SimpleNamespace(to_numpy=np.asarray), dtype=np.dtype(np.float32), model=SimpleNamespace(walk=walk)
+        engine=SimpleNamespace(to_numpy=np.asarray), dtype=np.dtype(np.float32), model=SimpleNamespace(walk=())
     )
-    graph, last = _Graph(onnx, network), quantized.operations[-1]
+    graph, last = _Graph(need_onnx(), network), quantized.operations[-1]
     values = {"input": _there_and_back(graph, "input", "input", quantized.tensors["input"], signed)}
     for each in quantized.operations:
         made = _made(graph, each, [values[name] for name in each.of.inputs], signed)
         if each is not last:
             values[each.of.name] = _there_and_back(graph, made, each.of.name, each.y, signed)
     graph.add("Identity", "output", made)
-    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", *shape])
-            for name, shape in (("input", quantized.input), ("output", last.of.output))]  # fmt: skip
-    made = onnx.helper.make_model(
-        onnx.helper.make_graph(graph.nodes, "network", ends[:1], ends[1:], graph.constants),
-        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
-        ir_version=IR,
-    )
-    write_atomically(path, made.SerializeToString())
+    write_atomically(path, graph.whole(quantized.input, last.of.output).SerializeToString())
 
 
 def _there_and_back(graph, value, name, quantization, signed):

@@ -41,17 +41,8 @@ def write(network, path, fold=True, metadata=()):
     network = folded(network) if fold else network
     graph = _Graph(onnx, network)
     graph.add("Identity", "output", graph.chain(network.layers, "input"))
-    kind, model = onnx.helper.np_dtype_to_tensor_dtype(network.dtype), network.model
-    ends = [
-        onnx.helper.make_tensor_value_info(name, kind, ["n", *shape])
-        for name, shape in (("input", model.input), ("output", model.output))
-    ]
-    made = onnx.helper.make_model(
-        onnx.helper.make_graph(graph.nodes, "network", ends[:1], ends[1:], graph.constants),
-        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
-        ir_version=IR,
-        **dict(producer_name="mlpkit", producer_version=__version__, doc_string=str(model)),
-    )
+    model, about = network.model, dict(producer_name="mlpkit", producer_version=__version__)
+    made = graph.whole(model.input, model.output, doc_string=str(model), **about)
     onnx.helper.set_model_props(made, {"loss": json.dumps(model.to_dict()["loss"]), **dict(metadata)})
     try:
         data = made.SerializeToString()
@@ -67,6 +58,15 @@ class _Graph:
         self.onnx, self.to_numpy, self.nodes, self.constants = onnx, network.engine.to_numpy, [], []
         self.dtype = network.dtype
         self.shapes = {path: shape for path, _, shape, _ in network.model.walk}
+
+    def whole(self, input, output, **about):
+        """Return the file's contents: from "input" (n, *input) to "output" (n, *output)."""
+        helper = self.onnx.helper
+        kind = helper.np_dtype_to_tensor_dtype(self.dtype)
+        ends = [helper.make_tensor_value_info(name, kind, ["n", *shape])
+                for name, shape in (("input", input), ("output", output))]  # fmt: skip
+        graph = helper.make_graph(self.nodes, "network", ends[:1], ends[1:], self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, **about)
 
     def chain(self, layers, value):
         """Add what bound layers do to a value, one after another, and return the last one's name."""
