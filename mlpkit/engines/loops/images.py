@@ -87,9 +87,10 @@ def cut_bands(x, bands, step, height, padding):
         for channel in range(c):
             for i in range(height):
                 row, at = found[part, channel, i], part % bands * step - padding + i
-                row[:] = 0
-                if 0 <= at < h:
-                    row[padding : padding + w] = x[part // bands, channel, at]
+                for j in range(len(row)):
+                    row[j] = 0
+                for j in range(w if 0 <= at < h else 0):
+                    row[padding + j] = x[part // bands, channel, at, j]
     return found
 
 
@@ -101,7 +102,8 @@ def add_bands(parts, bands, step, shape, padding):
         image, channel = plane // c, plane % c
         for i in range(shape[2]):
             row, at = found[image, channel, i], i + padding
-            row[:] = 0
+            for j in range(shape[3]):
+                row[j] = 0
             for band in range(max(0, (at - height) // step + 1), min(at // step + 1, bands)):
                 own = parts[image * bands + band, channel, at - band * step]
                 for j in range(min(shape[3], width - padding)):
@@ -113,25 +115,26 @@ def upsample_nearest(x, scale):
     n, c, h, w = x.shape
     y = np.empty((n, c, scale * h, scale * w), x.dtype)
     for plane in prange(n * c):
-        for i in range(h):
-            first = y[plane // c, plane % c, scale * i]
+        image, channel = plane // c, plane % c
+        for i in range(scale * h):
             for j in range(w):
                 for q in range(scale):
-                    first[scale * j + q] = x[plane // c, plane % c, i, j]
-            for p in range(1, scale):
-                y[plane // c, plane % c, scale * i + p] = first
+                    y[image, channel, i, scale * j + q] = x[image, channel, i // scale, j]
     return y
 
 
 def upsample_nearest_backward(dy, scale):
     n, c, h, w = dy.shape
-    dx = np.zeros((n, c, h // scale, w // scale), dy.dtype)
+    dx = np.empty((n, c, h // scale, w // scale), dy.dtype)
     for plane in prange(n * c):
-        for i in range(h):
-            row = dx[plane // c, plane % c, i // scale]
+        image, channel = plane // c, plane % c
+        for i in range(h // scale):
             for j in range(w // scale):
-                for q in range(scale):
-                    row[j] += dy[plane // c, plane % c, i, scale * j + q]
+                total = dy.dtype.type(0)
+                for p in range(scale):
+                    for q in range(scale):
+                        total += dy[image, channel, scale * i + p, scale * j + q]
+                dx[image, channel, i, j] = total
     return dx
 
 
