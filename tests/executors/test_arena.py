@@ -4,7 +4,6 @@ CuPy's arrays are made here with no GPU: nobody looks into their memory.
 """
 
 from contextlib import nullcontext
-from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,7 @@ import cupy as cp
 from experiments.gpu_image_memory.measure import most_at_once, sum_of_sizes
 from mlpkit.executors.cuda import arena, lifetimes
 from mlpkit.executors.cuda.arena import Arena, Recorder
-from mlpkit.executors.cuda.lifetimes import Interval, plan
+from mlpkit.executors.cuda.lifetimes import Interval, check, plan
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +92,6 @@ def test_memory_that_only_the_pool_keeps_is_asked_back(monkeypatch):
     pool.free_all_blocks = list  # nothing was kept
     with pytest.raises(Full):
         Arena(found)
-
-
-def check(found):
-    """Raise AssertionError where two pieces of a plan have bytes in common while both are needed."""
-    for one, other in combinations(found.intervals, 2):
-        assert not (one.meets(other) and one.overlaps(other)), f"{one} and {other} lie over each other."
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(1, 20)), max_size=40)

@@ -55,7 +55,9 @@ def plan(intervals):
     placed: dict[int, Interval] = {}
     for i in sorted(range(len(intervals)), key=lambda i: (-intervals[i].aligned_size, intervals[i].start)):
         placed[i] = _lowest(intervals[i], [other for other in placed.values() if other.meets(intervals[i])])
-    return Plan(tuple(placed[i] for i in range(len(intervals))))
+    result = Plan(tuple(placed[i] for i in range(len(intervals))))
+    check(result)
+    return result
 
 
 def _lowest(wanted, others):
@@ -66,3 +68,10 @@ def _lowest(wanted, others):
             break
         offset = max(offset, other.offset + other.aligned_size)
     return Interval(wanted.size, wanted.start, wanted.end, offset)
+
+
+def check(found):
+    """Raise AssertionError where two pieces of a plan have bytes in common while both are needed."""
+    for i, one in enumerate(found.intervals):
+        for other in found.intervals[:i]:
+            assert not (one.meets(other) and one.overlaps(other)), f"{one} and {other} lie over each other."
