@@ -1,9 +1,9 @@
 """An engine is a module that does the arithmetic of training, in one particular way.
 
 Its name says library and approach: `numba_hybrid`. Engines export the same functions, so that two of them can be read
-side by side and swapped without a change anywhere else; `protocol` lists those that everybody
-has. An engine knows arrays, and no network: whole epochs are `mlpkit.executors`'. `numpy_baseline`
-defines what each function must compute: the tests hold the others to it, in operations and in runs of steps.
+side by side and swapped without a change anywhere else; `protocol` lists those that everybody has. An engine knows
+arrays, and no network: whole epochs are `mlpkit.executors`'. `numpy_baseline` defines what each function must compute:
+the tests hold the others to it, in operations and in runs of steps.
 
 This folder is the list of the engines: a file in it is one. The first words of its docstring, up to a colon, are its
 label. One that takes all but a few operations from another, as they are, names those few in `OWN`: for a model that
