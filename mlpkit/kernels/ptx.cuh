@@ -408,14 +408,29 @@ __device__ void ld_relaxed_sys(Word64& value, const Word64* at, bool asked = tru
                  : "memory");
 }
 
+__device__ void st_relaxed_sys(Word* to, Word value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ void st_relaxed_sys(float4* to, float4 values) {
+    asm volatile("st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values.x), "f"(values.y),
+                 "f"(values.z), "f"(values.w)
+                 : "memory");
+}
+
+__device__ float4 ld_relaxed_sys(const float4* at) {
+    float4 found;
+    asm volatile("ld.relaxed.sys.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w)
+                 : "l"(at)
+                 : "memory");
+    return found;
+}
+
 __device__ Word ld_acquire_sys(const Word* at) {
     Word found;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
     return found;
-}
-
-__device__ void red_release_sys_add(Word* to, Word value) {
-    asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 // Order: who sees by an acquire what a release has written also sees what that thread wrote before.

@@ -5,7 +5,6 @@ laid out in the same way, so a step is the textbook's line, and saving an optimi
 """
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -113,18 +112,6 @@ class Optimizer:
         if self.weight_decay:
             self.decay(lr)
         self.update(self.network.theta, self.network.grad, lr, t)
-
-    def of(self, first, last):
-        """Return an optimizer of the parameters from `first` to before `last` alone, whose vectors are views.
-
-        It counts no steps, and reduces nothing. An update must be of each parameter by itself, as those of `BY_NAME`.
-        """
-        part, network = object.__new__(type(self)), self.network
-        n_weights = min(max(network.n_weights - first, 0), last - first)
-        vectors = {"theta": network.theta[first:last], "grad": network.grad[first:last], "n_weights": n_weights}
-        state = {name: vector[first:last] for name, vector in self.state.items()}
-        vars(part).update(vars(self), network=SimpleNamespace(**vectors), state=state, reduce=None)
-        return part
 
     def decay(self, lr):
         """Add the L2 penalty's gradient, `weight_decay * w`, to that of the loss; or shrink the weights themselves."""

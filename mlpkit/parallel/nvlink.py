@@ -11,6 +11,7 @@ import numpy as np
 
 from mlpkit import kernels
 from mlpkit.kernels import overlap
+from mlpkit.kernels.cnn.updates import NO_UPDATE, Update
 from mlpkit.kernels.ranks import argument, struct
 
 from .ring import RankLost
@@ -19,6 +20,13 @@ from .shares import Reduction
 THREADS = 512
 MOST_FLOATS = 1 << 19  # floats that go as flagged messages: more are quicker by NCCL
 LEAST_EARLY = 1 << 16  # floats: fewer are not worth a copy
+
+
+def early_of(ranks):
+    """Return an array of one struct `Early` of the kernels, all zeros."""
+    of_all = [(name, "u8", ranks) for name in ("sums", "acked")]
+    own = [(name, "u8") for name in ("vector", "came", "arrived", "number")]
+    return np.zeros(1, np.dtype([*of_all, *own, *((name, "i4") for name in ("row", "first", "size"))], align=True))
 
 
 class NvlinkReduction(Reduction):
@@ -30,85 +38,106 @@ class NvlinkReduction(Reduction):
 
         super().__init__(communicator, network)
         self.vector, self.n_weights, self.n = network.grad, network.n_weights, network.grad.size
-        self.others = [rank for rank in range(self.ranks) if rank != self.rank]
-        self.early, self.beside = slice(0, 0), [cp.cuda.Stream(non_blocking=True) for _ in self.others[1:]]
+        self.early, self.begun, self.beside = slice(0, 0), 0, cp.cuda.Stream(non_blocking=True)
         self.failed, self.found = cp.zeros(1, np.uint64), cupyx.empty_pinned(1, np.uint64)
         self.found[:] = 0
         if self.dtype != np.float32:
             return
         self.blocks = min(cp.cuda.Device().attributes["MultiProcessorCount"], -(-self.n // THREADS))
         load = kernels.load("all_reduce", RANKS=self.ranks)
-        self.meeting, *found = map(load.get_function, ("meet_others", "add_up", "all_reduce"))
-        self.add_up, self.kernel = map(overlap.InTurn, found)
-        self.meeting.preferred_shared_memory_carveout = 100  # as of those that it runs beside
-        self.times, self.met = cp.zeros(self.blocks, np.uint32), cp.zeros(1, np.uint32)
-        self.whole = self.ranks == 2  # a GPU adds up all of it itself, which takes one copy and no second one
-        row = self.n if self.whole else -(-self.n // self.ranks) + 4
-        self.came = cp.empty((self.ranks, -(-row // 4) * 4), np.float32)  # rows that fours of floats begin
-        self.meetings = cp.zeros(self.ranks, np.uint32)
-        self.rows, self.vectors, theirs = map(communicator.addresses, (self.came, self.vector, self.meetings))
-        self.rows += np.uint64(self.came.strides[0] * self.rank)  # this GPU's own of each
-        self.told = argument(theirs)
+        names = "all_reduce", "all_reduce_sgd", "all_reduce_adam"
+        self.kernels = [overlap.InTurn(load.get_function(name)) for name in names]
+        self.times, self.number = cp.zeros((2, self.blocks), np.uint32), cp.asarray(np.ones(1, np.uint32))
+        self.shares = 1 if self.ranks == 2 else self.ranks  # two add up all that comes early, more a share each
+        row = -(-self.n // (4 * self.shares)) * 4
+        self.came = cp.empty((2, self.ranks, row), np.float32)  # of steps in turn
+        self.sums = cp.asarray(np.full((2, self.ranks, row if self.shares > 1 else 4), -0.0, np.float32))
+        self.arrived, self.acked = (cp.zeros(self.ranks, np.uint32) for _ in range(2))
+        asked = self.came, self.arrived, self.sums, self.acked
+        self.rows, self.flags, *of_all = map(communicator.addresses, asked)
+        self.rows += np.uint64(self.came.strides[1] * self.rank)  # this GPU's own of each
+        self.flags += np.uint64(self.arrived.strides[0] * self.rank)
+        places = (each.data.ptr for each in (self.vector, self.came, self.arrived, self.number))
+        self.about = early_of(self.ranks)
+        self.about[0] = *of_all, *places, row, 0, 0
         slots = min(self.n, MOST_FLOATS)
         self.boxes = self.mailboxes(2 * self.ranks * slots * 8)
         among = struct(self.ranks)
         among["boxes"], among["slots"], among["rank"] = self.boxes.addresses, slots, self.rank
         self.among = argument(among)
-        self(self.vector[:THREADS])  # so that all are compiled, and on the GPU
-        self.meet()
-        self.add(self.vector[:0])
+        self.try_all()
+
+    def try_all(self):
+        """Launch each kernel, so that all are compiled, and on the GPU."""
+        import cupy as cp
+
+        self.few, zero = cp.zeros(THREADS, np.float32), cp.zeros(1, np.float32)
+        theta, m, v = cp.zeros((3, THREADS), np.float32)  # whose values do not matter
+        for update in (None, Update(theta, self.few, zero), Update(theta, self.few, zero, m, v, zero)):
+            self.add_up(self.few, update)
 
     def begin(self, dW):
-        """Add up the weights' gradients from `dW` on, on the current stream, which others need not wait for."""
+        """Send others the weights' gradients from `dW` on, while the current stream goes on, until `join`."""
+        import cupy as cp
+
         first, last = -(-(dW.data.ptr - self.vector.data.ptr) // 16) * 4, self.n_weights // 4 * 4
         size = last - first
         if self.is_apart or self.dtype != np.float32 or size < LEAST_EARLY or self.n - size > MOST_FLOATS:
             return
-        self.early = slice(first, last)
-        share = size if self.whole else -(-size // (4 * self.ranks)) * 4  # of a GPU
-        parts = [slice(at, min(at + share, last)) for at in (first + rank * share % size for rank in range(self.ranks))]
-        own = self.vector[parts[self.rank]]
-        self.copy(self.rows, parts)
-        self.add(own)
-        if self.whole:
-            self.meet()  # who comes has read what came
-        else:
-            self.copy(self.vectors + np.uint64(own.data.ptr - self.vector.data.ptr), [parts[self.rank]] * self.ranks)
+        self.early, self.begun = slice(first, last), self.begun + 1
+        self.beside.wait_event(cp.cuda.get_current_stream().record())
+        share = -(-size // (4 * self.shares)) * 4
+        for other in range(self.ranks):
+            at = first + share * (other if self.shares > 1 else 0)
+            part, there = self.vector[at : min(at + share, last)], int(self.rows[other]) + self.place
+            for to, what in ((there, part), (int(self.flags[other]), self.number)):
+                if other != self.rank:
+                    cp.cuda.runtime.memcpyAsync(to, what.data.ptr, what.nbytes, 4, self.beside.ptr)
 
-    def copy(self, to, parts):
-        """Copy a part of the vector to a place of each other GPU, by a copy engine for each, and let all meet."""
+    def join(self):
+        """Let the current stream wait for what was sent: after the last step of a graph, or that has an open end.
+
+        A kernel that waits for a copy engine begins microseconds late, so no other one does; sums wait by themselves.
+        The next graph begins with the first place again.
+        """
         import cupy as cp
 
-        here = cp.cuda.get_current_stream()
-        began = here.record()
-        for other, stream in zip(self.others, (here, *self.beside), strict=False):
-            part = self.vector[parts[other]]
-            stream.wait_event(began)
-            cp.cuda.runtime.memcpyAsync(int(to[other]), part.data.ptr, part.nbytes, 4, stream.ptr)
-            here.wait_event(stream.record())
-        self.meet()
+        if self.begun:
+            cp.cuda.get_current_stream().wait_event(self.beside.record())
+        if self.begun % 2:
+            self.add_up(self.few)  # who comes here has read what came
+        self.begun = 0
 
-    def add(self, own):
-        """Add what came from others to a part of the vector, in the order of the ranks."""
-        row, count, here = map(np.int32, (self.came.shape[1] // 4, own.size // 4, self.rank))
-        arguments = own, self.came, row, count, self.weights, here
-        self.add_up((max(1, -(-own.size // (4 * THREADS))),), (THREADS,), arguments)
+    @property
+    def place(self):
+        """Where a step's copies go to in `came`: the first bytes of one half or the other, in turn."""
+        return self.begun % 2 * self.came.strides[0]
 
-    def meet(self):
-        """Let the current stream wait until those of all GPUs have come so far."""
-        self.meeting((1,), (32,), (self.met, self.told, np.int32(self.rank), self.failed), shared_mem=1024)
+    def argument(self):
+        """Return the kernels' argument `Early`."""
+        self.about["first"], self.about["size"] = self.early.start, self.early.stop - self.early.start
+        self.about["came"] = self.came.data.ptr + self.place
+        return argument(self.about.copy())
 
     def __call__(self, grad):
-        if self.is_apart:
-            return
-        early, self.early = self.early, slice(0, 0)
-        size = early.stop - early.start
-        if self.dtype != np.float32 or grad.size - size > MOST_FLOATS:
+        if not self.is_apart and not self.add_up(grad):
             super().__call__(grad)
-            return
-        sizes = map(np.int32, (grad.size, early.start, size))
-        arguments = grad, *sizes, self.weights, self.times, self.failed, self.among
-        self.kernel((self.blocks,), (THREADS,), arguments, shared_mem=1024)
+
+    def step(self, update):
+        """Take an optimizer's step, a `kernels.cnn.updates.Update`, of the sum, which is not kept; or return False."""
+        return not self.is_apart and self.add_up(self.vector, update)
+
+    def add_up(self, grad, update=None):
+        """Replace a gradient by the weighted sum of all ranks', or take a step of it; return whether that is done."""
+        size = self.early.stop - self.early.start
+        if self.dtype != np.float32 or grad.size - size > MOST_FLOATS:
+            return False
+        about = grad, np.int32(grad.size), self.argument()
+        arguments = *about, self.weights, self.times, self.failed, self.among
+        kernel, step = (self.kernels[update.kind], update.argument()) if update else (self.kernels[0], NO_UPDATE)
+        kernel((self.blocks,), (THREADS,), (*arguments, step), shared_mem=1024)
+        self.early = slice(0, 0)
+        return True
 
     def mailboxes(self, size):
         """Return `memory`, so many bytes of zeros that all can write to, and the `addresses` of all ranks' (ranks,)."""

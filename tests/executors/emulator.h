@@ -472,7 +472,9 @@ static void ld_relaxed_gpu(float4& four, const float4* at, bool asked = true) {
 }
 
 static void st_relaxed_sys(Word64* to, Word64 value) { st_relaxed_gpu(to, value); }
-static void red_release_sys_add(Word* to, Word value) { *to += value, changed = true, deliveries++; }
+static void st_relaxed_sys(Word* to, Word value) { *to = value, changed = true, deliveries++; }
+static void st_relaxed_sys(float4* to, float4 values) { *to = values, changed = true, deliveries++; }
+static float4 ld_relaxed_sys(const float4* at) { return *at; }
 static Word ld_acquire_sys(const Word* at) { return *at; }
 static void ld_relaxed_sys(Word64& value, const Word64* at, bool asked = true) { ld_relaxed_gpu(value, at, asked); }
 

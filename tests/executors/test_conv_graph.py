@@ -211,11 +211,8 @@ def planning(monkeypatch):
     return plan
 
 
-def planned(monkeypatch, several, batch_size, parts=None):
-    """Return a trainer that only writes down what it asks for, and where it does.
-
-    parts: None for one GPU alone, or the names of the parts of its optimizer.
-    """
+def planned(monkeypatch, several, batch_size, gpus=1):
+    """Return a trainer that only writes down what it asks for, and where it does."""
     plan = planning(monkeypatch)
     from mlpkit.executors.cuda import graph
 
@@ -240,23 +237,17 @@ def planned(monkeypatch, several, batch_size, parts=None):
 
     class Trainer(plan.PlannedTrainer):
         def __init__(self):
-            self.steps_a_graph, self.batch_size, self.graphs, self.streams = several, batch_size, {}, streams
+            self.steps_a_graph, self.batch_size, self.graphs, self.streams = (several, 1), batch_size, {}, streams
             self.beside, self.pool = plan.Branch(Stream("beside")), SimpleNamespace(malloc=None)
-            self.behind = None if parts is None else Stream("behind")
+            self.sends = partial(self.say, "begin") if gpus > 1 else None
             sizes = range(1, batch_size + 1)
             self.batches = {n: [SimpleNamespace(x=range(n), number=f, rates=f) for f in "ab"] for n in sizes}
             self.step_number = "the first"
             self.arenas = {n: SimpleNamespace(step=nullcontext) for n in self.batches}
-            self.optimizer, self.network = self.part("update"), SimpleNamespace(grad="grad")
+            self.optimizer = SimpleNamespace(apply=partial(self.say, "update"), reduce=None)
 
-        def part(self, name):
-            def say(word, *what):
-                said.append((word, *what, streams[-1]))
-
-            return SimpleNamespace(apply=partial(say, name), reduce=partial(say, "reduce"))
-
-        def parts(self, n):
-            return [self.part(name) for name in parts]
+        def say(self, word, *what):
+            said.append((word, *what, streams[-1]))
 
         def fetch(self, batch, step, further=0):
             said.append(("fetch", batch.rates, step, further, streams[-1]))
@@ -370,7 +361,7 @@ def test_what_the_way_back_has_updated_is_not_updated_again(monkeypatch):
 
 @pytest.mark.parametrize(("kind", "options", "can"), [
     ("sgd", {}, True), ("adam", {"beta2": 0.99}, True), ("adamw", {}, True), ("momentum", {}, False),
-    ("sgd", {"weight_decay": 0.1}, False), ("adamw", {"weight_decay": 0.1}, False), ("adam", {"reduce": print}, False),
+    ("sgd", {"weight_decay": 0.1}, False), ("adamw", {"weight_decay": 0.1}, False),
 ])  # fmt: skip
 def test_which_updates_a_kernel_of_the_way_back_can_do(kind, options, can, monkeypatch):
     plan = planning(monkeypatch)
@@ -411,48 +402,37 @@ def test_a_branch_keeps_what_it_was_asked_for_until_it_is_joined(monkeypatch):
     assert said == [*fork("beside"), ("work", "beside"), *join("beside")]
 
 
-def test_gpus_that_add_up_gradients_update_the_dense_layers_until_the_next_head(monkeypatch):
-    trainer, said = planned(monkeypatch, 8, 4, ("first", "dense", "biases"))
-    trainer.enqueue_several(2, 4)
-
-    def updates(batch):
-        return [
-            *(("reduce", "grad", "main"), *fork("behind"), ("dense", batch, "behind")),
-            *(*fork("beside"), ("biases", batch, "beside"), ("first", batch, "main"), *join("beside")),
-        ]
-
-    fetched = *join("behind"), *fork("beside"), ("fetch", "b", "a", 1, "beside")
-    assert said == [
-        *(*fork("behind"), ("fetch", "a", "the first", 0, "main"), ("gradient", "a", "main")),
-        *(*fetched, *join("beside"), *updates("a"), ("gradient", "b", "main"), *join("behind")),
-        *(*join("beside"), *updates("b"), *join("behind")),
+def test_what_several_gpus_send_is_waited_for_at_the_end_of_a_graph(monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4, gpus=2)
+    monkeypatch.setattr(planning(monkeypatch), "update_of", lambda *_: None)
+    trainer.optimizer.reduce = SimpleNamespace(join=partial(trainer.say, "join"))
+    trainer.enqueue_several(3, 4)
+    assert [what for what in said if what[0] in ("update", "join")] == [
+        *(("update", name, "main") for name in "aba"),
+        ("join", "main"),
     ]
 
 
-@pytest.mark.parametrize("parts", [("first", "dense", "biases"), ()])
-def test_several_gpus_add_up_the_dense_layers_beside_the_way_back(parts, monkeypatch):
-    trainer, said = planned(monkeypatch, 8, 4, parts)
+@pytest.mark.parametrize(("update", "taken"), [("an update", True), ("an update", False), (None, False)])
+def test_several_gpus_send_the_dense_layers_and_may_update_as_they_add_up(update, taken, monkeypatch):
+    trainer, said = planned(monkeypatch, 8, 4, gpus=2)
+    monkeypatch.setattr(planning(monkeypatch), "update_of", lambda *_: update)
 
-    class Reduce:
-        def begin(self, dW):
-            said.append(("begin", dW, trainer.streams[-1]))
+    def step(update):
+        trainer.say("reduce", update)
+        return taken
 
-        def __call__(self, grad):
-            said.append(("reduce", grad, trainer.streams[-1]))
-
-    trainer.optimizer.reduce, trainer.network = Reduce(), SimpleNamespace(grad="grad", mode=SimpleNamespace())
-    trainer.gradients = {4: lambda *of: of[4]("dW")}  # it is `ready`
+    trainer.optimizer.reduce = SimpleNamespace(step=step)
+    trainer.network = SimpleNamespace(mode=SimpleNamespace())
+    trainer.gradients = {4: lambda *of: of[4]("dW") or of[-1]}  # it is `ready`
     for batch in trainer.batches[4]:
         batch.targets, batch.taken = None, None
     trainer.losses = trainer.largest = None
     del type(trainer).enqueue_gradient
-    trainer.enqueue_gradient(trainer.batches[4][0])
+    assert trainer.enqueue_gradient(trainer.batches[4][0]) is None  # no other kernel may update
     trainer.update(trainer.batches[4][0])
-    assert said[:3] == [*fork("behind"), ("begin", "dW", "behind")]
-    if parts:
-        assert said[3:6] == [("reduce", "grad", "main"), *fork("behind")]
-    else:
-        assert said[3:] == [*join("behind"), ("update", "a", "main")]  # which reduces, too
+    assert said[0] == ("begin", "dW", "main")
+    assert said[1:] == [("reduce", update, "main")] * bool(update) + [("update", "a", "main")] * (not taken)
 
 
 def test_an_epoch_is_cut_into_graphs_of_several_steps(monkeypatch):

@@ -1,7 +1,6 @@
 """Every optimizer takes the steps that its formula says, and lands where the mathematics says it must."""
 
 import copy
-import itertools
 import pickle
 import types
 
@@ -185,23 +184,6 @@ def test_decay_shrinks_weights_and_leaves_biases(kind):
     descend(network, kind(network, lr=0.01, weight_decay=0.1), np.zeros_like, 5)
     assert (abs(network.theta[:2]) < abs(start[:2])).all()
     assert_array_equal(network.theta[2:], start[2:])
-
-
-@pytest.mark.parametrize("kind", BY_NAME.values(), ids=BY_NAME)
-def test_updates_of_all_parts_are_the_update(kind):
-    rng, ends = np.random.default_rng(0), (0, 3, 7, 12)
-    whole, cut = (vector(np.linspace(-1, 1, 12), n_weights=9) for _ in range(2))
-    one, other = kind(whole, 0.1, weight_decay=0.2, reduce=lambda grad: None), kind(cut, 0.1, weight_decay=0.2)
-    parts = [other.of(first, last) for first, last in itertools.pairwise(ends)]
-    for t in (1, 2, 3):
-        whole.grad[:] = cut.grad[:] = rng.standard_normal(12)
-        one.apply(0.1, t)
-        for part in parts:
-            part.apply(0.1, t)
-    assert_array_equal(cut.theta, whole.theta)
-    assert not np.array_equal(cut.theta, np.linspace(-1, 1, 12))
-    for name, state in one.state.items():
-        assert_array_equal(other.state[name], state)
 
 
 @pytest.mark.parametrize(("kind", "formula", "settings"), FORMULAS[:-1], ids=IDS[:-1])

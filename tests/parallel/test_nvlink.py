@@ -1,6 +1,7 @@
 """All-reduce by a kernel of our own: on a CPU here, where the other GPU is a mirror that sends what this one does."""
 
 import ctypes
+import itertools
 import sys
 from threading import Barrier, Lock, Thread
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ import pytest
 from test_emulated import needs_compiler
 
 from mlpkit import kernels
+from mlpkit.kernels.cnn.updates import Update
 from mlpkit.kernels.ranks import argument, struct
-from mlpkit.parallel.nvlink import LEAST_EARLY
+from mlpkit.parallel.nvlink import LEAST_EARLY, early_of
 from mlpkit.parallel.ring import RankLost
 
 
@@ -41,7 +43,8 @@ def prepared(patch, blocks=3):
     """Return the module `nvlink`, for such GPUs."""
     cupy = sys.modules["cupy"]
     patch.setitem(emulator.H100, "MultiProcessorCount", blocks)
-    cupy.cuda.Device = lambda: SimpleNamespace(attributes=emulator.H100, synchronize=lambda: None)
+    about = dict(attributes=emulator.H100, compute_capability="90", synchronize=lambda: None)
+    cupy.cuda.Device = lambda: SimpleNamespace(**about)
     cupy.cuda.runtime.memcpyAsync = lambda to, of, size, *_: ctypes.memmove(to, of, size)
     return emulator.own("parallel.nvlink")
 
@@ -104,26 +107,31 @@ class Together:
 
 @needs_compiler
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_all_gpus_have_the_sums_in_the_order_of_the_ranks(ranks, folder, monkeypatch):
+def test_what_goes_early_comes_to_all_others_who_are_told_so(ranks, folder, monkeypatch):
     n, arrays, barrier, lock = LEAST_EARLY + 1100, [[] for _ in range(ranks)], Barrier(ranks), Lock()
-    vectors = [
-        np.random.default_rng(rank).normal(size=n).astype(np.float32).view(emulator.Array) for rank in range(ranks)
-    ]
-    firsts, sums, wrong = [vector.copy() for vector in vectors], np.zeros(n, np.float32), []
-    for vector in firsts:
-        sums += np.float32(1 / ranks) * vector
+    vectors, wrong = [random(n + rank)[rank:] for rank in range(ranks)], []
 
     def run(rank):
         try:
             reduces = made(vectors[rank], Together(rank, arrays, barrier))
-            for _ in range(2):
-                vectors[rank][:] = firsts[rank]
+            for step in (1, 2, 3):
+                reduces.number[0] = step
                 reduces.begin(vectors[rank][5:])
                 barrier.wait()
-                first, last = 8, (n - 9) // 4 * 4
-                np.testing.assert_array_equal(vectors[rank][first:last], sums[first:last])
-                np.testing.assert_array_equal(vectors[rank][:first], firsts[rank][:first])
-                np.testing.assert_array_equal(vectors[rank][last:], firsts[rank][last:])
+                first, last = reduces.early.start, reduces.early.stop
+                assert (first, last) == (8, (n - 9) // 4 * 4)
+                share = -(-(last - first) // (4 * ranks)) * 4
+                own = (
+                    slice(first, last)
+                    if ranks == 2
+                    else slice(first + rank * share, min(first + (rank + 1) * share, last))
+                )
+                for other in {*range(ranks)} - {rank}:
+                    came = reduces.came[step % 2, other, : own.stop - own.start]
+                    np.testing.assert_array_equal(came, vectors[other][own])
+                    assert reduces.arrived[other] == step
+                barrier.wait()
+                vectors[rank] += 1
         except BaseException as error:
             wrong.append(error)
             barrier.abort()
@@ -135,8 +143,7 @@ def test_all_gpus_have_the_sums_in_the_order_of_the_ranks(ranks, folder, monkeyp
     with emulator.with_cupy(folder):
         nvlink = prepared(monkeypatch)
         monkeypatch.setattr(emulator._Kernel, "__call__", locked)
-        monkeypatch.setattr(nvlink.NvlinkReduction, "__call__", lambda self, grad: None)
-        monkeypatch.setattr(nvlink.NvlinkReduction, "meet", lambda self: barrier.wait())
+        monkeypatch.setattr(nvlink.NvlinkReduction, "try_all", lambda self: None)
 
         def made(vector, communicator):
             network = SimpleNamespace(engine=sys.modules["cupy"], dtype=vector.dtype, grad=vector, n_weights=n - 9)
@@ -158,41 +165,68 @@ TOGETHER = """
 #define blockIdx (Index{(unsigned)(current->block %% EACH)})
 #define gridDim (Index{(unsigned)EACH})
 %s
-extern "C" __global__ void together(float* vectors, int n, int first, int early, const float* weights, Word* times,
-                                    Word64* failure, Ranks ranks) {
-    ranks.rank = current->block / EACH;
-    all_reduce(vectors + ranks.rank * n, n, first, early, weights, times + ranks.rank * EACH, failure, ranks);
+extern "C" __global__ void together(int n, Early early, const float* weights, Word* times, Word64* failure,
+                                    Ranks ranks, Update u) {
+    const int rank = ranks.rank = current->block / EACH;
+    u.theta += rank * n, u.grad += rank * n, u.m += rank * n, u.v += rank * n;
+    early.came += rank * RANKS * early.row, early.number += rank, early.vector += rank * n;
+    reduce<KIND>(early.vector, n, early, weights, times + 2 * rank * EACH, failure, ranks, u);
 }
 """
 
 
 @needs_compiler
 @pytest.mark.parametrize(("ranks", "two_steps"), [(2, 0), (2, 1), (3, 1), (4, 0), (4, 1), (8, 1)])
-def test_several_gpus_send_each_other_what_is_left(ranks, two_steps, folder):
-    """All blocks of all GPUs are those of one launch."""
-    n, first, early, blocks = 3001, 1004, 900, 2
+@pytest.mark.parametrize(("early", "updates"), [(0, 0), (0, 2), (11_004, 0), (11_004, 1), (11_004, 2)])
+def test_several_gpus_tell_each_other_what_is_left_and_the_sums_and_may_take_a_step(
+    ranks, two_steps, early, updates, folder
+):
+    """All blocks of all GPUs are those of one launch. What goes early has come already."""
+    n, first, blocks, threads = 13_000, 1004, 2, 512
     source = TOGETHER % kernels.source("all_reduce").replace(emulator.SHARED_MEMORY, "")
-    vectors = np.random.default_rng(0).normal(size=(ranks, n)).astype(np.float32).view(emulator.Array)
-    weights = (np.arange(1, ranks + 1) / sum(range(1, ranks + 1))).astype(np.float32).view(emulator.Array)
-    times, failure = (np.zeros(size, kind).view(emulator.Array) for size, kind in ((ranks * blocks, "u4"), (1, "u8")))
+    vectors = array(np.random.default_rng(0).normal(size=(ranks, n)))
+    weights = array(np.arange(1, ranks + 1) / sum(range(1, ranks + 1)))
+    times, failure = (
+        np.zeros(size, kind).view(emulator.Array) for size, kind in ((2 * ranks * blocks, "u4"), (1, "u8"))
+    )
     boxes = [np.zeros(2 * ranks * n, np.uint64) for _ in range(ranks)]
-    among = struct(ranks)
+    among, about = struct(ranks), early_of(ranks)
     among["boxes"], among["slots"] = [box.ctypes.data for box in boxes], n
-    for seed in range(3):
-        file = emulator.File(folder, seed, "together", source, RANKS=ranks, TWO_STEPS=two_steps)
+    share = -(-early // (4 * ranks)) * 4 if two_steps else early
+    came, acked = array(np.full((ranks, ranks, share), np.nan)), np.zeros((ranks, ranks), np.uint32)
+    sums = array(np.full((ranks, 2, ranks, share), -0.0))
+    for of, to in itertools.permutations(range(ranks), 2):
+        sent = vectors[of, first : first + early][share * to * two_steps :][:share]
+        came[to, of, : len(sent)] = sent
+    arrived, number = np.full(ranks, 9, np.uint32), np.ones(ranks, np.uint32)  # some are a step ahead
+    of_all = ([row.ctypes.data for row in rows] for rows in (sums, acked))
+    about[0] = *of_all, *(each.ctypes.data for each in (vectors, came, arrived, number)), share, first, early
+    rate, t = array([0.25]), array([1])
+    for seed in range(2):
+        file = emulator.File(folder, seed, "together", source, RANKS=ranks, TWO_STEPS=two_steps, KIND=updates)
         before, wanted = vectors.copy(), np.zeros(n, np.float32)
         for rank in range(ranks):
             wanted += weights[rank] * vectors[rank]
-        sizes = map(np.int32, (n, first, early))
-        arguments = vectors, *sizes, weights, times, failure, argument(among)
-        file.get_function("together")((ranks * blocks,), (64,), arguments, shared_mem=1024)
-        for rank in range(ranks):
-            np.testing.assert_array_equal(vectors[rank, :first], wanted[:first])
-            np.testing.assert_array_equal(vectors[rank, first + early :], wanted[first + early :])
-            kept = slice(first, first + early)
-            np.testing.assert_array_equal(vectors[rank, kept], before[rank, kept])
-        vectors[:] = before + vectors * np.arange(1, ranks + 1, dtype=np.float32)[:, None]
+        theta, m, v = (array(np.ones((ranks, n))) for _ in range(3))
+        of_adam = (m, v, t, 0.9, 0.99, 1e-8) if updates == 2 else ()
+        step = Update(theta, vectors, rate, *of_adam)
+        arguments = np.int32(n), argument(about), weights, times, failure, argument(among), step.argument()
+        file.get_function("together")((ranks * blocks,), (threads,), arguments, shared_mem=1024)
+        if updates:
+            np.testing.assert_array_equal(theta, np.broadcast_to(theta[0], theta.shape))
+            of_m, of_v = 0.9 + 0.1 * wanted, 0.99 + 0.01 * wanted**2  # Adam's averages
+            changed = wanted if updates == 1 else 10 * of_m / np.sqrt(100 * of_v)
+            np.testing.assert_allclose(theta[0], 1 - rate * changed, rtol=1e-5)
+        else:
+            np.testing.assert_array_equal(vectors, np.broadcast_to(wanted, vectors.shape))
+        assert (number == seed + 2).all() or not early
+        assert np.signbit(sums).all()  # again
+        vectors[:] = before
     assert not failure[0]
+
+
+def array(values):
+    return np.asarray(values, np.float32).view(emulator.Array)
 
 
 @needs_compiler

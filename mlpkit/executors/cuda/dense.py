@@ -143,12 +143,11 @@ class Head:
         for name in ("gradients", "examples", "forward_parts"):  # before all others: they take longest to compile
             self.sizes.kernel(name, self.precision)
 
-    def __call__(self, x, labels, losses, step, late=False):
+    def __call__(self, x, labels, losses, step):
         shape, layers = x.array.shape, [(at.W, at.b, at.dW, at.db) for at in self.linear]
-        wants_dx = self.linear[0].wants_dx
-        early = wants_dx and not late  # kernels of layers are between the weights' update and these
+        wants_dx = self.linear[0].wants_dx  # so kernels of layers are between the weights' update and these
         labels, x_rows = as_labels(labels), x.array.reshape(len(x.array), -1)
-        parts, kept = dense.forward(self.sizes, layers, x_rows, self.precision, early=early)
+        parts, kept = dense.forward(self.sizes, layers, x_rows, self.precision, early=wants_dx)
         row_losses = dense.examples(kept, parts, labels, self.precision, self.largest)
         del parts
         dx = dense.gradients(kept, row_losses, losses, step, wants_dx, self.precision, self.largest)

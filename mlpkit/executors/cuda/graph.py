@@ -41,12 +41,13 @@ class GraphTrainer:
     `send`, and where its losses are with `losses_of`. It makes the `feed`, and calls `graphs_for(len(y))` at the end of
     its constructor, so that all is recorded then.
 
-    steps_a_graph: while there are so many left, or None for all of an epoch's steps with a full batch. `graphs`: those
-    that are recorded, by the number of their steps and the size of their batches. `pool`: of what a recorded step uses,
-    which must be given to nobody else. `step_number`: of the epoch's next step, on the GPU.
+    steps_a_graph: of the graphs, the largest number first, as often as it is left; or None for all of an epoch's steps
+    with a full batch. `graphs`: those that are recorded, by the number of their steps and the size of their batches.
+    `pool`: of what a recorded step uses, which must be given to nobody else. `step_number`: of the epoch's next step,
+    on the GPU.
     """
 
-    steps_a_graph: int | None = 1
+    steps_a_graph: tuple[int, ...] | None = (1,)
     feed: Feed
     losses: Any
 
@@ -92,8 +93,11 @@ class GraphTrainer:
     def graphs_for(self, examples):
         """Return the graphs of an epoch of so many examples, each with the number of times that it is launched."""
         full, rest = divmod(examples, self.batch_size)
-        size = self.steps_a_graph or max(1, full)
-        wanted = (size, self.batch_size, full // size), (1, self.batch_size, full % size), (1, rest, int(rest > 0))
+        wanted = []
+        for size in self.steps_a_graph or (max(1, full),):
+            times, full = divmod(full, size)
+            wanted.append((size, self.batch_size, times))
+        wanted.append((1, rest, int(rest > 0)))
         return [(self.graph(count, n), times) for count, n, times in wanted if times]
 
     def graph(self, count, n):

@@ -2,14 +2,12 @@
 
 from contextlib import nullcontext
 from functools import cache, partial
-from itertools import pairwise
 from math import gcd
 from typing import Any
 
 import cupy as cp
 import numpy as np
 
-from mlpkit import optim
 from mlpkit.engines.cuda.kernel import C_TYPES, kernel
 from mlpkit.engines.cupy_fused import cross_entropy
 from mlpkit.kernels import overlap
@@ -35,10 +33,9 @@ class Gradient:
     Call it with x (n, *model.input) in the network's type, contiguous, and targets: it writes the gradient of the
     batch's loss into `network.grad`, and the loss into losses[step]. step: an int32 on the GPU, which then goes on by
     one; without it the loss is losses[0]. ready: is called with the gradient of the head's first weights when it is
-    there, and that of all weights behind; these weights may then be updated until the next head. beside: a `Branch`
-    that is joined before the gradient is read, or None. midway: is called between the way there and the head, or None.
-    largest: of x, see `Value`. update: an `Update` of all parameters, or None, that the last kernel does, too, if it
-    can; what is returned is whether it does.
+    there, and that of all weights behind. beside: a `Branch` that is joined before the gradient is read, or None.
+    midway: is called between the way there and the head, or None. largest: of x, see `Value`. update: an `Update` of
+    all parameters, or None, that the last kernel does, too, if it can; what is returned is whether it does.
     precision: one of `blocks.MODES`. matches: see `blocks.pipeline`.
     """
 
@@ -59,10 +56,7 @@ class Gradient:
         z = self.pipeline.forward(Value(x, "nchw", x.shape[1], largest))
         if midway:
             midway()
-        if self.head:
-            came = [self.head(z, targets, losses, step, late=bool(ready))]
-        else:
-            came = [self.loss(z.array, targets, losses, step)]
+        came = [self.head(z, targets, losses, step) if self.head else self.loss(z.array, targets, losses, step)]
         del z
         if ready and self.head:
             ready(self.head.linear[0].dW)
@@ -104,11 +98,11 @@ def watched(work, *vectors, rehearsed=()):
 
 
 def update_of(optimizer, rates):
-    """Return an optimizer's step as an `Update` for the last kernel of the way back, or None where that can't take it.
+    """Return an optimizer's step as an `Update`, or None where the kernels that know it can't take it.
 
     rates: of the step, as `Batch` has them.
     """
-    if type(optimizer) not in KINDS or optimizer.reduce or optimizer.weight_decay:
+    if type(optimizer) not in KINDS or optimizer.weight_decay:
         return None
     (lr, t), vectors = rates, (optimizer.network.theta, optimizer.network.grad)
     if not updates.fits(lr, *vectors, *optimizer.state.values()):
@@ -163,14 +157,14 @@ class PlannedTrainer(GraphTrainer):
     Three things are done on a branch beside the gradient. Filters are put in order beside the first convolution; within
     a graph of several steps each fetches the batch of the next one beside the dense layers; and slices of gradients may
     be added up beside the next gradient. None of it needs all of the GPU. A size of batches has two that take turns.
-    Where GPUs add up gradients, they add up those of the head's weights, most of all that there are, on a branch
-    `behind`, which lasts until the next step's head. A subclass names its precision, one of `blocks.MODES`, and the
-    `match` functions of the blocks that it has. arenas: by the size of a batch.
+    Where GPUs add up gradients, they may send those of the head's weights, most of all that there are, meanwhile. A
+    subclass names its precision, one of `blocks.MODES`, and the `match` functions of the blocks that it has. arenas: by
+    the size of a batch.
     """
 
     precision = "float32"
     matches: tuple = ()
-    steps_a_graph = 8
+    steps_a_graph: tuple[int, ...] | None = (8, 1)
 
     def __init__(self, network, optimizer, X, y, batch_size):
         super().__init__(network, optimizer, X, y, batch_size)
@@ -186,7 +180,9 @@ class PlannedTrainer(GraphTrainer):
         largest = 1 if X.dtype == np.uint8 else max(-float(self.X.min()), float(self.X.max()))
         self.largest = cp.asarray(np.array([largest], np.float32)).view(np.uint32)
         self.beside = Branch(cp.cuda.Stream(non_blocking=True))
-        self.behind: Any = cp.cuda.Stream(non_blocking=True) if hasattr(optimizer.reduce, "begin") else None
+        self.sends: Any = getattr(optimizer.reduce, "begin", None)
+        if self.sends:  # copies between GPUs make each end of a graph take longer
+            self.steps_a_graph = (64, 32, 16, 8, 4, 2, 1)
         self.gradients, self.batches, self.arenas, self.memory = {}, {}, {}, None
         for n in min(batch_size, len(y)), len(y) % batch_size:  # the last one of an epoch may be short
             self.make(n)
@@ -218,55 +214,29 @@ class PlannedTrainer(GraphTrainer):
         self.enqueue_several(1, n, nullcontext)
 
     def enqueue_several(self, count, n, step=None):
-        if self.behind:
-            self.behind.wait_event(cp.cuda.get_current_stream().record())
         self.fetch(self.batches[n][0], self.step_number)
         for i in range(count):
             with (step or self.arenas[n].step)():
                 self.enqueue_step(self.batches[n][i % 2], self.batches[n][1 - i % 2] if i + 1 < count else None)
-        self.join()
-
-    def join(self):
-        """Let the current stream wait for what is `behind`."""
-        if self.behind:
-            cp.cuda.get_current_stream().wait_event(self.behind.record())
+        if self.sends:
+            self.optimizer.reduce.join()
 
     def enqueue_step(self, batch, following=None):
         """Ask for a step. following: the batch that is fetched meanwhile, or None."""
 
         def midway():
-            self.join()
-            if following:
-                self.beside.ask(partial(self.fetch, following, batch.number, 1))
+            self.beside.ask(partial(self.fetch, following, batch.number, 1))
 
-        updated = self.enqueue_gradient(batch, midway)
+        updated = self.enqueue_gradient(batch, midway if following else None)
         self.beside.join()
         if not updated:
             self.update(batch)
 
     def update(self, batch):
-        """Ask for the optimizer's update; where it can, `behind` has that of the head's weights."""
-        parts = self.parts(len(batch.x)) if self.behind else None
-        if not parts:
-            self.join()
-            return self.optimizer.apply(*batch.rates)
-        self.optimizer.reduce(self.network.grad)
-        (first, dense, biases), stream = parts, cp.cuda.get_current_stream()
-        for other, part in ((self.behind, dense), (self.beside.stream, biases)):
-            other.wait_event(stream.record())
-            with other, cp.cuda.using_allocator(self.pool.malloc):  # what it makes is for itself
-                part.apply(*batch.rates)
-        first.apply(*batch.rates)
-        self.beside.join()
-
-    def parts(self, n):
-        """Return the optimizer in three parts: of the weights before the head's, of these, of biases; or None."""
-        head, theta = self.gradients[n].head, self.network.theta
-        if not head or type(self.optimizer) not in optim.BY_NAME.values():
-            return None
-        first, last = (head.linear[0].W.data.ptr - theta.data.ptr) // theta.itemsize, self.network.n_weights
-        ends = 0, -(-first // 4) * 4, last // 4 * 4, len(theta)  # vectors that begin with a whole four are updated so
-        return [self.optimizer.of(*part) for part in pairwise(ends)] if 0 < ends[1] < ends[2] < ends[3] else None
+        """Ask for the optimizer's update; where GPUs add up gradients, the kernel that does so takes it, if it can."""
+        update = update_of(self.optimizer, batch.rates)
+        if not (self.sends and update and self.optimizer.reduce.step(update)):
+            self.optimizer.apply(*batch.rates)
 
     def fetch(self, batch, step, further=0):
         """Ask for the batch of the epoch's step of a number that is on the GPU, or of one that is so much further."""
@@ -281,17 +251,10 @@ class PlannedTrainer(GraphTrainer):
     def enqueue_gradient(self, batch, midway=None):
         """Ask for the gradient; return whether the update is asked for, too. midway: see `Gradient`."""
         self.network.mode.step = batch.taken
-        stream = cp.cuda.get_current_stream()
-
-        def ready(dW):
-            self.behind.wait_event(stream.record())
-            with self.behind:
-                self.optimizer.reduce.begin(dW)
-
         of = batch.x, batch.targets, self.losses, self.step_number
-        update = update_of(self.optimizer, batch.rates)
+        update = None if self.optimizer.reduce else update_of(self.optimizer, batch.rates)
         gradient = self.gradients[len(batch.x)]
-        return gradient(*of, ready if self.behind else None, self.beside, midway, self.largest, update)
+        return gradient(*of, self.sends, self.beside, midway, self.largest, update)
 
 
 @cache
