@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.lab import ptxas
 from mlpkit import kernels
-from mlpkit.kernels import tensor_map
+from mlpkit.kernels import gpu, tensor_map
 
 ARCHITECTURES = ("sm_80", "sm_90")  # the oldest chips that the kernels run on, and those of the records
 ERRORS = {"float32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}  # how far off a product may be, as a part of its norm
@@ -168,9 +168,10 @@ def round_rows(array, multiple=8):
 def why_not(rung):
     """Return why a rung cannot run on this GPU, a sentence, or None where it can."""
     chip, here = kernels.chip(rung.file), _capability()
-    if chip.endswith("a") and chip != f"sm_{here}a":
-        alone, here = (f"{digits[:-1]}.{digits[-1]}" for digits in (chip[3:-1], here))
-        return f"{rung.file} needs compute capability {alone}, no older and no newer one, and this GPU has {here}."
+    if chip != f"sm_{here}a" and (chip.endswith("a") or int(here) < int(chip[3:])):
+        least, found = (f"{digits[:-1]}.{digits[-1]}" for digits in (chip[3:].rstrip("a"), here))
+        others = "no older and no newer one" if chip.endswith("a") else "or newer"
+        return f"{rung.file} needs compute capability {least}, {others}, and this GPU has {found}."
     if not rung.shared or rung.shared <= (most := _most_shared()):
         return None
     needed, most = -(-rung.shared // 1024), most // 1024  # KiB
@@ -178,10 +179,8 @@ def why_not(rung):
 
 
 def _capability():
-    """Return this GPU's compute capability as its digits, such as "90"."""
-    import cupy
-
-    return cupy.cuda.Device().compute_capability
+    """Return the compute capability that kernels are compiled for, as its digits, such as "90"."""
+    return str(gpu.capability())
 
 
 @cache

@@ -82,10 +82,13 @@ def alone(code, kernel):
 
 
 def chip(name):
-    """Return the oldest chip that `<name>.cu` is for, such as "sm_80"; one that ends with "a" is the only one."""
+    """Return the oldest chip that `<name>.cu` is for, such as "sm_80"; one that ends with "a" is the only one.
+
+    A file that does not say so itself is for all GPUs of the workbook's, from Turing on.
+    """
     comment = re.match("(//.*\n)*", source(name))
     found = re.search(r"^// needs (sm_\w+)$", comment[0] if comment else "", re.MULTILINE)
-    return found[1] if found else "sm_80"
+    return found[1] if found else "sm_75"
 
 
 @cache

@@ -139,9 +139,14 @@ __device__ void ldmatrix_x4_trans(Word (&a)[4], const void* row) {
 // ---- Arithmetic ----
 
 __device__ Word cvt_rna_tf32(float x) {
+#if AMPERE
     Word y;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
     return y;
+#else
+    const Word bits = __float_as_uint(x);
+    return x != x ? bits : bits + 0x1000 & ~0x1fffu;
+#endif
 }
 
 __device__ unsigned short cvt_rn_bf16(float x) {

@@ -44,7 +44,7 @@ def test_every_rung_compiles_and_spills_nothing(name, arch):
     found = matmul_ladder.resources(RUNGS[name], arch)
     assert found["spilled_bytes"] == 0
     assert 0 < found["registers"] * found["threads"] <= 65536
-    assert found["shared_bytes"] <= {"sm_80": 163, "sm_90": 227}[kernels.chip(RUNGS[name].file).rstrip("a")] * 1024
+    assert found["shared_bytes"] <= (227 if kernels.chip(RUNGS[name].file) == "sm_90a" else 163) * 1024
 
 
 @needs_compiler
@@ -118,6 +118,13 @@ def test_a_record_goes_on_without_rungs_that_do_not_fit(small_gpu, monkeypatch):
     runs = list(measuring._resources(QUICK, said.append))
     assert [run["rung"] for run in runs] == [n for n in RUNGS if n not in NEEDS_MORE]
     assert [sentence for sentence in said if "matmul_8_bf16 does not fit" in sentence]
+
+
+def test_on_turing_the_rungs_that_copy_in_the_background_are_left_out_with_a_sentence(monkeypatch):
+    pretend(monkeypatch, "75", 64)
+    said = []
+    assert RUNGS.keys() - matmul_ladder.fitting(RUNGS, said.append).keys() == {"pipelined", *NEEDS_MORE}
+    assert said[0] == "matmul_6_pipelined needs compute capability 8.0, or newer, and this GPU has 7.5."
 
 
 @pytest.mark.parametrize(("capability", "kib"), [("80", 163), ("90", 227), ("100", 227), ("120", 227)])

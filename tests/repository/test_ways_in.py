@@ -123,7 +123,7 @@ def _is_newer(file, chip):
 @cache  # engines share files
 def compiles(file, chip):
     """Say whether a file compiles; `test_kernels` has those compiled that are for sm_80 or sm_90."""
-    if chip in ("sm_80", "sm_90") and kernels.chip(file) in ("sm_80", chip):
+    if chip in ("sm_80", "sm_90") and kernels.chip(file) in ("sm_75", "sm_80", chip):
         return True
     try:
         return bool(kernels.cubin(file, chip))

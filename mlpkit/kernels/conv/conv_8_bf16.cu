@@ -1,5 +1,7 @@
 // The implicit product on tensor cores, with images and filters stored as bfloat16.
 //
+// needs sm_80
+//
 // Half the bytes, and an mma.sync instruction multiplies 16 x 16 by 16 x 8 values. ldmatrix brings a lane its pairs of
 // neighbouring k. Filters lie with their columns side by side, and .trans transposes them on the way; in a weight
 // gradient k are the pixels, and both operands lie transposed.

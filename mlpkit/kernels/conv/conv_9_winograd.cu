@@ -138,7 +138,6 @@ struct Sizes {
 template <int N>
 inline void put(Pack<N>* to, Pack<N> found, long long copies, int low)
 {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // what TF32 is for
     if (copies) {
         Pack<N> high;
         #pragma unroll
@@ -148,7 +147,6 @@ inline void put(Pack<N>* to, Pack<N> found, long long copies, int low)
         }
         to[(1 - low) * copies] = high, to[2 * copies] = high;
     }
-#endif
     to[low * copies] = found;
 }
 

@@ -1,5 +1,7 @@
 // C = A B, with the next tiles on their way while these are multiplied, and registers in the right banks.
 //
+// needs sm_80
+//
 // cp.async copies from memory to shared memory with no register between, and without anybody waiting for it. Shared
 // memory holds STAGES pairs of tiles, a ring: while one pair is multiplied, the next ones arrive. What a thread needs
 // of the next k is loaded before this k is multiplied, also where that is in the next pair of tiles. So each step of

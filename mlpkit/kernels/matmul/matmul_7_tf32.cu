@@ -1,6 +1,8 @@
 // C = A B on the tensor cores, with A and B rounded to TF32: float32's range, but 10 bits after the point instead of
 // 23.
 //
+// needs sm_80
+//
 // One mma.sync instruction multiplies a 16 x 8 piece of A by an 8 x 8 piece of B, the 32 threads of a warp together:
 // 1,024 multiply-adds, for which 32 FFMA instructions would be needed. The sums are kept in float32. The price is
 // precision: a product is right to about 3 decimal digits, not 7. Rounding, not truncation: that halves the error,

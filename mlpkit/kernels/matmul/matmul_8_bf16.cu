@@ -1,6 +1,8 @@
 // C = A B on the tensor cores, with A and B stored as bfloat16: float32's sign and exponent, and 7 bits after the
 // point.
 //
+// needs sm_80
+//
 // Half the bytes, and twice the arithmetic: a mma.sync instruction now multiplies 16 x 16 by 16 x 8 values, 2,048
 // multiply-adds. A product is right to about 2 decimal digits; sums are still kept in float32, and so is C.
 //
