@@ -57,9 +57,9 @@ class NvlinkReduction(Reduction):
         self.rows, self.flags, *of_all = map(communicator.addresses, asked)
         self.rows += np.uint64(self.came.strides[1] * self.rank)  # this GPU's own of each
         self.flags += np.uint64(self.arrived.strides[0] * self.rank)
-        places = (each.data.ptr for each in (self.vector, self.came, self.arrived, self.number))
+        own = (each.data.ptr for each in (self.vector, self.came, self.arrived, self.number))
         self.about = early_of(self.ranks)
-        self.about[0] = *of_all, *places, row, 0, 0
+        self.about[0] = *of_all, *own, row, 0, 0
         slots = min(self.n, MOST_FLOATS)
         self.boxes = self.mailboxes(2 * self.ranks * slots * 8)
         among = struct(self.ranks)
