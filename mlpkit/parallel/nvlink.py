@@ -19,7 +19,7 @@ from .shares import Reduction
 
 THREADS = 512
 MOST_FLOATS = 1 << 19  # floats that go as flagged messages: more are quicker by NCCL
-LEAST_EARLY = 1 << 16  # floats: fewer are not worth a copy
+LEAST_EARLY, MOST_EARLY = 1 << 16, 1 << 24  # floats: fewer are not worth a copy, more not their memory
 
 
 def early_of(ranks):
@@ -49,7 +49,7 @@ class NvlinkReduction(Reduction):
         self.kernels = [overlap.InTurn(load.get_function(name)) for name in names]
         self.times, self.number = cp.zeros((2, self.blocks), np.uint32), cp.asarray(np.ones(1, np.uint32))
         self.shares = 1 if self.ranks == 2 else self.ranks  # two add up all that comes early, more a share each
-        row = -(-self.n // (4 * self.shares)) * 4
+        row = -(-min(self.n, MOST_EARLY) // (4 * self.shares)) * 4
         self.came = cp.empty((2, self.ranks, row), np.float32)  # of steps in turn
         self.sums = cp.asarray(np.full((2, self.ranks, row if self.shares > 1 else 4), -0.0, np.float32))
         self.arrived, self.acked = (cp.zeros(self.ranks, np.uint32) for _ in range(2))
@@ -80,9 +80,11 @@ class NvlinkReduction(Reduction):
         """Send others the weights' gradients from `dW` on, while the current stream goes on, until `join`."""
         import cupy as cp
 
+        if self.is_apart or self.dtype != np.float32:
+            return
         first, last = -(-(dW.data.ptr - self.vector.data.ptr) // 16) * 4, self.n_weights // 4 * 4
         size = last - first
-        if self.is_apart or self.dtype != np.float32 or size < LEAST_EARLY or self.n - size > MOST_FLOATS:
+        if not LEAST_EARLY <= size <= MOST_EARLY or self.n - size > MOST_FLOATS:
             return
         self.early, self.begun = slice(first, last), self.begun + 1
         self.beside.wait_event(cp.cuda.get_current_stream().record())

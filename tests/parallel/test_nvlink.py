@@ -89,6 +89,9 @@ def test_what_comes_early_is_added_up_once(early, folder, monkeypatch):
             np.testing.assert_array_equal(vector[:first], (one + one)[:first])
         reduces.begin(vector[n - 100 :])  # too little
         assert reduces.early == slice(0, 0)
+        monkeypatch.setitem(type(reduces).begin.__globals__, "MOST_EARLY", LEAST_EARLY)
+        reduces.begin(vector[early:])  # too much
+        assert reduces.early == slice(0, 0)
 
 
 class Together:
