@@ -169,7 +169,7 @@ inline void hear(const Early& early, int here, Word turn, const Update& u, const
         }
         #pragma unroll
         for (int i = 0; i < SUMS_AT_ONCE; i++) {
-            if (place(i) < 0) break;
+            if (place(i) < 0) continue;
             *early.sum_at(here, owner(i), number(i), turn) = {-0.f, -0.f, -0.f, -0.f};
             four[i].keep({sum[i].x, sum[i].y, sum[i].z, sum[i].w}, early.vector, u, rates, place(i));
         }
