@@ -13,4 +13,5 @@ __device__ void send(Message* to, float value, Word tag) {
 
 __device__ bool is_of(Message message, Word tag) { return (Word)(message >> 32) == tag; }
 __device__ bool is_of(ulonglong2 messages, Word tag) { return is_of(messages.x, tag) && is_of(messages.y, tag); }
+__device__ Message of_none(Word tag) { return (Message)~tag << 32; }  // which is not of it
 __device__ float value_of(Message message) { return __uint_as_float((Word)message); }

@@ -417,6 +417,7 @@ __device__ void st_relaxed_sys(Word* to, Word value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+// Four floats, each of them as a whole.
 __device__ void st_relaxed_sys(float4* to, float4 values) {
     asm volatile("st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values.x), "f"(values.y),
                  "f"(values.z), "f"(values.w)

@@ -53,7 +53,9 @@ struct Ranks {
     template <int N, typename At, typename By>
     __device__ void receive(float (&g)[N], At at, Word step, By by) const {
         const Word tag = before + step;
-        Message found[N] = {};
+        Message found[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) found[i] = of_none(tag);
         Word turns = 0;
         for (bool all = false; !all;) {
             all = true;
@@ -77,7 +79,12 @@ struct Ranks {
     __device__ void sum(float (&g)[N], At at, Word step) const {
         if constexpr (RANKS > 1) {
             const Word tag = before + step;
-            Message found[N][OTHERS] = {};
+            Message found[N][OTHERS];
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+#pragma unroll
+                for (int k = 0; k < OTHERS; k++) found[i][k] = of_none(tag);
+            }
             Word turns = 0;
             for (bool all = false; !all;) {
 #pragma unroll
@@ -121,7 +128,7 @@ struct Ranks {
             send(here, [=](int) { return at; }, 1);
             const long long since = globaltimer();
             for (int k = 0; k < OTHERS; k++) {
-                Message found = 0;
+                Message found = of_none(before + 1);
                 Word turns = 0;
                 while (!is_of(found, before + 1)) {
                     ld_relaxed_sys(found, place(rank, other(k), at, before + 1));

@@ -1,8 +1,8 @@
 """All-reduce over NVLink by a kernel of our own: each GPU writes into the memory of all others, and graphs record it.
 
 NCCL's all-reduce is made for any number of machines and any size. Here all GPUs are in one host, and the vector is one
-network's gradient: some megabytes, of which latency is a large part. See `kernels/parallel/all_reduce.cu`, and for
-kernels that stay for an epoch `kernels/ranks.cuh`.
+network's gradient: some megabytes, of which latency is a large part. Copy engines send a long part of it while others
+are still computed. See `kernels/parallel/all_reduce.cu`, and for kernels that stay for an epoch `kernels/ranks.cuh`.
 """
 
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from .shares import Reduction
 
 THREADS = 512
 MOST_FLOATS = 1 << 19  # floats that go as flagged messages: more are quicker by NCCL
-LEAST_EARLY, MOST_EARLY = 1 << 16, 1 << 24  # floats: fewer are not worth a copy, more not their memory
+LEAST_EARLY, MOST_EARLY = 1 << 16, 1 << 24  # floats: fewer are not worth a copy, and more would take much memory
 
 
 def early_of(ranks):
@@ -49,7 +49,8 @@ class NvlinkReduction(Reduction):
         self.kernels = [overlap.InTurn(load.get_function(name)) for name in names]
         self.times, self.number = cp.zeros((2, self.blocks), np.uint32), cp.asarray(np.ones(1, np.uint32))
         self.shares = 1 if self.ranks == 2 else self.ranks  # two add up all that comes early, more a share each
-        row = -(-min(self.n, MOST_EARLY) // (4 * self.shares)) * 4
+        early = min(self.n, MOST_EARLY) if LEAST_EARLY <= self.n <= MOST_EARLY + MOST_FLOATS else 0
+        row = max(1, -(-early // (4 * self.shares))) * 4
         self.came = cp.empty((2, self.ranks, row), np.float32)  # of steps in turn
         self.sums = cp.asarray(np.full((2, self.ranks, row if self.shares > 1 else 4), -0.0, np.float32))
         self.arrived, self.acked = (cp.zeros(self.ranks, np.uint32) for _ in range(2))
@@ -71,13 +72,16 @@ class NvlinkReduction(Reduction):
         """Launch each kernel, so that all are compiled, and on the GPU."""
         import cupy as cp
 
-        self.few, zero = cp.zeros(THREADS, np.float32), cp.zeros(1, np.float32)
-        theta, m, v = cp.zeros((3, THREADS), np.float32)  # whose values do not matter
+        self.few, zero = cp.zeros(min(self.n, THREADS), np.float32), cp.zeros(1, np.float32)
+        theta, m, v = cp.zeros((3, self.few.size), np.float32)  # whose values do not matter
         for update in (None, Update(theta, self.few, zero), Update(theta, self.few, zero, m, v, zero)):
             self.add_up(self.few, update)
 
     def begin(self, dW):
-        """Send others the weights' gradients from `dW` on, while the current stream goes on, until `join`."""
+        """Send others the weights' gradients from `dW` on, while the current stream goes on to the sum's kernel.
+
+        They must not change until that has ended.
+        """
         import cupy as cp
 
         if self.is_apart or self.dtype != np.float32:
@@ -97,22 +101,22 @@ class NvlinkReduction(Reduction):
                     cp.cuda.runtime.memcpyAsync(to, what.data.ptr, what.nbytes, 4, self.beside.ptr)
 
     def join(self):
-        """Let the current stream wait for what was sent: after the last step of a graph, or that has an open end.
+        """Let the current stream wait for what was sent, after the last step of a graph, or CUDA would refuse that.
 
-        A kernel that waits for a copy engine begins microseconds late, so no other one does; sums wait by themselves.
-        The next graph begins with the first place again.
+        Kernels that wait for a copy engine begin microseconds late, so none of a step does. The next graph begins with
+        the same place as this one, which all must have read then.
         """
         import cupy as cp
 
         if self.begun:
             cp.cuda.get_current_stream().wait_event(self.beside.record())
         if self.begun % 2:
-            self.add_up(self.few)  # who comes here has read what came
+            self.add_up(self.few)  # who gets past it knows that all others have
         self.begun = 0
 
     @property
     def place(self):
-        """Where a step's copies go to in `came`: the first bytes of one half or the other, in turn."""
+        """Where a step's copies go to in `came`, in bytes: to one half or the other, in turn."""
         return self.begun % 2 * self.came.strides[0]
 
     def argument(self):
@@ -147,6 +151,9 @@ class NvlinkReduction(Reduction):
 
         memory = cp.zeros(size, np.uint8)
         return SimpleNamespace(memory=memory, addresses=self.communicator.addresses(memory))
+
+    def mark(self, losses):
+        losses /= self.failed == 0  # infinite, if what was added up means nothing
 
     def check(self, wait=False):
         import cupy as cp

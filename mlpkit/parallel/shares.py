@@ -71,6 +71,9 @@ class Reduction:
         finally:
             self.is_apart = False
 
+    def mark(self, losses):
+        """Make losses infinite where another rank was waited for in vain: nobody shall keep what was trained then."""
+
     def check(self, wait=False):
         """Raise RankLost where another rank was waited for in vain: by what is done, or all that was asked for."""
 
@@ -102,6 +105,7 @@ class Sharded:
             here = slice(end, end := end + len(part))
             losses[here] = part
             losses[here] *= weight
+        self.reduction.mark(losses)
         self.communicator.sum(losses)
         if len(self.network.statistics):  # of each rank's own shares: from here on their mean
             self.network.statistics[:] /= ranks

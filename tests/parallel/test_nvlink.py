@@ -245,9 +245,32 @@ def test_a_step_that_others_do_not_take_is_not_added_up(folder, monkeypatch):
 
 
 @needs_compiler
+def test_after_an_odd_number_of_steps_all_meet_at_the_end_of_a_graph(folder, monkeypatch):
+    """The next graph begins with the place that this one's last step has used, which others may still read."""
+    with emulator.with_cupy(folder):
+        vector = random(70_000)
+        reduces = reduction(folder, 0, vector, monkeypatch)
+        for steps in (1, 2, 3, 4):
+            before = reduces.times[0, 0]
+            for _ in range(steps):
+                reduces.begin(vector)
+                reduces(vector)
+            reduces.join()
+            assert reduces.times[0, 0] - before == steps + steps % 2
+            assert reduces.begun == 0
+        assert reduces.times[1, 0] == reduces.number[0] - 1 == 10
+
+
+@needs_compiler
 def test_a_gpu_that_was_waited_for_in_vain_is_told(folder, monkeypatch):
     with emulator.with_cupy(folder):
         reduces = reduction(folder, 0, random(8), monkeypatch)
+        losses = np.ones(3)
+        reduces.mark(losses)
+        assert (losses == 1).all()
         reduces.failed[0] = 1 << 48
+        with np.errstate(divide="ignore"):
+            reduces.mark(losses)  # so that no checkpoint is written
+        assert np.isinf(losses).all()
         with pytest.raises(RankLost, match=r"^another GPU did not come to add up gradients: resume the training\.$"):
             reduces.check(wait=True)

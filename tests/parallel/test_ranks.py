@@ -421,11 +421,12 @@ def test_kernels_that_update_by_themselves_refuse_ranks():
 
 @pytest.mark.gpus
 @pytest.mark.parametrize(
-    ("engine", "model"),
-    [("cupy_fused", SMALL), ("cuda_graph", MLP), ("cuda_persistent", MLP), ("cuda_conv_fused", LENET5),
-     ("cuda_conv_graph", LENET5), ("cuda_conv_graph_bf16", FASHION_CNN)],
+    ("engine", "model", "optimizer"),
+    [("cupy_fused", SMALL, "sgd"), ("cuda_graph", MLP, "sgd"), ("cuda_persistent", MLP, "sgd"),
+     ("cuda_conv_fused", LENET5, "sgd"), ("cuda_conv_graph", LENET5, "sgd"), ("cuda_conv_graph", MLP, "momentum"),
+     ("cuda_conv_graph", FASHION_CNN, "adam"), ("cuda_conv_graph_bf16", FASHION_CNN, "sgd")],
 )  # fmt: skip
-def test_two_gpus_train_what_one_does(engine, model):
+def test_two_gpus_train_what_one_does(engine, model, optimizer):
     """The last batch has 127 examples: one rank's share of it is as large as of any other batch, and one's is not.
 
     Small differences grow from step to step, so the first losses are compared.
@@ -434,7 +435,8 @@ def test_two_gpus_train_what_one_does(engine, model):
     train, validation, test = data.load()[1:4]
     n = 50 * 128 + 127
     few = Dataset("few", Split(train.X[:n], train.y[:n]), validation, test, ())
-    recipe = Recipe(model=model, epochs=2, batch_size=128, lr=0.01)
+    rate = {"sgd": 0.01, "momentum": 0.002, "adam": 1e-3}[optimizer]
+    recipe = Recipe(model=model, epochs=2, batch_size=128, lr=rate, optimizer=optimizer)
     network, history = ranks.train(recipe, few, engine, ranks=2, gpus=True)
     one, usual = recipe.train(few, engine)
     np.testing.assert_allclose(history.loss[:20], usual.loss[:20], rtol=3e-2 if "bf16" in engine else 2e-3)

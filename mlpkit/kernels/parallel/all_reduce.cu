@@ -3,17 +3,20 @@
 // A long part of the vector goes early: a copy engine brings each GPU what it is to add up, all of it between two GPUs and
 // a share of it among more, and behind it the number of the step. What is left goes at the end as flagged messages, see
 // ranks.cuh: between two, all numbers to the other one; among more, each number to its owner, who adds up and sends the
-// sum to all. So do the owners of shares of what came early. All is added up in the order of the ranks, so all have the
-// same bits.
+// sum to all; an owner of a share sends its sums, too. All is added up in the order of the ranks, so all have the same
+// bits.
 //
 // These sums have no flags: a place holds -0 until a sum is there, which is never -0. ("Lamport" all-reduces of NVIDIA's
 // TensorRT-LLM do the same.)
 //
 // A sum becomes the gradient; or the optimizer's step is taken at once, see updates.cuh.
 //
-// When the kernel has ended, all copies have come to others, so what was sent may be written over. Who reads has two
-// places, for steps in turn: who sends step s + 2 has had step s + 1 of all others, who had read step s before. No block
-// waits for one that is not running: there are no more than multiprocessors.
+// The kernel does not depend on this GPU's copies, which would let it begin microseconds late: it looks at what has
+// come. Others acknowledge theirs, and it ends when all have, so the next step may write over what was sent. What comes
+// has two places, for steps in turn: who sends step s + 2 has had all acknowledgments of step s + 1, of kernels that began
+// when all had been read that came in step s. So kernels and copies must go on side by side, as they do on GPUs that have
+// both. No block waits for one that is not running: there are no more than multiprocessors, and what comes next begins
+// when all have begun.
 
 #include "updates.cuh"
 
@@ -38,12 +41,12 @@ struct Early {
     float* sums[RANKS];   // of each GPU: (2, RANKS, row), what owners have added up
     Word* acked[RANKS];   // of each GPU: (RANKS,), the last step whose copies have come to each other one
     float* vector;        // of this GPU
-    const float* came;    // (RANKS, row): what this GPU is to add up, of each other one
+    const float* came;    // (RANKS, row): what this GPU is to add up, of each other one, this step's place
     const Word* arrived;  // (RANKS,): the last step whose copies have come from each
     Word* number;         // of the step, which copies take with them
     int row, first, size;
 
-    // Fours of each owner.
+    // Fours of each owner, or of all.
     __device__ int share() const { return TWO_STEPS ? (size / 4 + RANKS - 1) / RANKS : size / 4; }
 
     // The place in the vector of an owner's four, or -1 behind the last one.
@@ -107,6 +110,7 @@ inline void add_up(const Early& early, const float* weights, int here, Word turn
         if (waits) {
             await(early.arrived + threadIdx.x, turn);
             if (blockIdx.x == 0) st_relaxed_sys(early.acked[threadIdx.x] + here, turn);
+            if (!UPDATES && !TWO_STEPS) await(early.acked[here] + threadIdx.x, turn);  // or copies would read the sums
         }
         __syncthreads();
         #pragma unroll
