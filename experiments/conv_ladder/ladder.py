@@ -23,8 +23,7 @@ ON_CORES = ("one_channel", "registers", "direct")
 
 def fits(rung, capability):
     """Say whether a rung's kernels are for GPUs of a compute capability, given as its digits, such as "90"."""
-    chips = [kernels.chip(file).removeprefix("sm_") for file in rung.files]
-    return all(f"{capability}a" == chip if chip.endswith("a") else int(capability) >= int(chip) for chip in chips)
+    return all(kernels.is_for(file, capability) for file in rung.files)
 
 
 def best(shape, which, precision, capability="90"):

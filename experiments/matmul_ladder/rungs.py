@@ -168,7 +168,7 @@ def round_rows(array, multiple=8):
 def why_not(rung):
     """Return why a rung cannot run on this GPU, a sentence, or None where it can."""
     chip, here = kernels.chip(rung.file), _capability()
-    if chip != f"sm_{here}a" and (chip.endswith("a") or int(here) < int(chip[3:])):
+    if not kernels.is_for(rung.file, here):
         least, found = (f"{digits[:-1]}.{digits[-1]}" for digits in (chip[3:].rstrip("a"), here))
         others = "no older and no newer one" if chip.endswith("a") else "or newer"
         return f"{rung.file} needs compute capability {least}, {others}, and this GPU has {found}."

@@ -91,6 +91,12 @@ def chip(name):
     return found[1] if found else "sm_75"
 
 
+def is_for(name, capability):
+    """Say whether `<name>.cu` is for GPUs of a compute capability, given as its digits, such as "90"."""
+    found = chip(name).removeprefix("sm_")
+    return f"{capability}a" == found if found.endswith("a") else int(capability) >= int(found)
+
+
 @cache
 def load(name, **macros):
     """Return the file `<name>.cu` as a `compiling.Module`, for this GPU, with macros defined.

@@ -257,9 +257,8 @@ def planned(monkeypatch, several, batch_size, gpus=1):
             if midway:
                 midway()
 
-    here = {"get_current_stream": lambda: Stream("main"), "using_allocator": lambda malloc: nullcontext()}
-    stream = SimpleNamespace(cuda=SimpleNamespace(**here))
-    monkeypatch.setattr(plan, "cp", stream)
+    current = SimpleNamespace(get_current_stream=lambda: Stream("main"))
+    monkeypatch.setattr(plan, "cp", SimpleNamespace(cuda=current))
     monkeypatch.setattr(graph, "recorded", lambda work, arena: work)
     return Trainer(), said
 
