@@ -29,7 +29,7 @@ class Plan:
 
     sections: tuple[str, ...] = (*SECTIONS, "ComputeWorkloadAnalysis", "SchedulerStats")
     seconds: float = 90.0
-    most: int = 40_000
+    most: int = 80_000
 
 
 USUAL = Plan()
@@ -63,7 +63,8 @@ def _said(plan):
     except (OSError, subprocess.SubprocessError) as error:
         return {"command": "", "text": "", "why_not": f"{type(error).__name__}: {error}"[:300]}
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", done.stdout)
-    text = re.sub(r"/\S*/(?=[\w.-]+)", "", text)[: plan.most]
+    text = re.sub(r"/\S*/(?=[\w.-]+)", "", text)
+    text = re.sub(r"\n +[\d.,; ]+\)?(?=\n)", "", text)[: plan.most]  # a number for each count of registers
     said = " ".join([tool, *options, "python", "-m", __name__])
     return {
         "command": said,

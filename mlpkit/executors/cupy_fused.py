@@ -179,7 +179,7 @@ class PlannedEvaluation:
             for product in self.products:
                 product()
             judge(self.y, self.a[-1], self.b[-1], self.a[-1].shape[1], *self.found)
-            sums, n = Copies(self.stream, [self.found.sum(axis=1)]), len(self.x)
+            sums, n = Copies(self.stream, [self.found.sum(axis=1)], maker=self), len(self.x)
             self.done = sums.done
 
         def wait():

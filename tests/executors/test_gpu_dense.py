@@ -267,3 +267,18 @@ def test_a_gpu_of_2018_has_too_little_shared_memory_for_float64(monkeypatch):
     monkeypatch.setattr(cuda_graph.gpu, "shared_memory", lambda: 99 << 10)
     assert said("float64") is None
     cuda_graph._chunk.cache_clear()
+
+
+def test_memory_of_an_evaluation_is_its_own_until_it_is_over():
+    """The rehearsed one's came to be an epoch's losses, of which the first was then another one's."""
+    from mlpkit.executors.cupy_fused import PlannedEvaluation
+
+    network, rows = Network("cupy_fused", mlp(6, 5, 3)), blobs(50)
+    evaluation = PlannedEvaluation(network, *map(network.engine.asarray, rows))
+    there, answer = weakref.ref(evaluation), evaluation()
+    del evaluation
+    assert there() is not None
+    assert answer().keys() == {"loss", "accuracy"}
+    del answer
+    gc.collect()
+    assert there() is None

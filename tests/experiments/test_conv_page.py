@@ -35,10 +35,12 @@ def test_its_kernel_is_the_ways_own():
 
 
 def test_what_the_profiler_prints_is_kept_without_paths(monkeypatch):
-    done = SimpleNamespace(stdout="==PROF== python3 (/home/someone/bin/python3)\n  Duration us 8.1\x1b\n", returncode=0)
+    long = "  # Warps 1,690 (10; 10;\n            10; 0.5; 10;\n            10; 0)\n"
+    said = f"==PROF== python3 (/home/someone/bin/python3)\n{long}  Duration us 8.1\x1b\n"
+    done = SimpleNamespace(stdout=said, returncode=0)
     monkeypatch.setattr(subprocess, "run", lambda *given, **more: done)
     run = page._said(page.USUAL)
-    assert run["text"] == "==PROF== python3 (python3)\n  Duration us 8.1\n"
+    assert run["text"] == "==PROF== python3 (python3)\n  # Warps 1,690 (10; 10;\n  Duration us 8.1\n"
     assert run["command"].startswith("ncu --clock-control none")
     assert run["why_not"] is None
     assert page.table({"runs": [run]}) == run["text"]
