@@ -322,28 +322,28 @@ struct Elements {
     }
 };
 
-// Ask for the block's first units of what is normalized, if it is blocked, and of another array. By all threads, who
-// then meet: before Hopper all is there when they have.
-inline void ask_for(const Share& share, const Units& a, const Units& b, Word64* barriers)
+// Ask for the block's first units of two arrays: of the first one, which is there for long, before it is this kernel's
+// turn, which begins here. By all threads, who then meet: before Hopper all is there when they have.
+inline void ask_for(const Share& share, const Units& there, const Units& late, Word64* barriers)
 {
 #if HOPPER
-    if (threadIdx.x >= 32) return;
-    int resident = share.resident - share.begin, lane = threadIdx.x % 32;
-    Word each = (STEM ? 0 : a.bytes()) + b.bytes();
-    if (lane < BARRIERS) mbarrier_init<1>(&barriers[lane]);
+    int resident = threadIdx.x < 32 ? share.resident - share.begin : 0, lane = threadIdx.x % 32;
+    if (threadIdx.x < BARRIERS) mbarrier_init<1>(&barriers[lane]);
     fence_proxy_async();
     __syncwarp();
     if (lane < min(resident, BARRIERS))
-        mbarrier_arrive_expect_tx(&barriers[lane], (lane == BARRIERS - 1 ? resident - lane : 1) * each);
+        mbarrier_arrive_expect_tx(&barriers[lane],
+                                  (lane == BARRIERS - 1 ? resident - lane : 1) * (there.bytes() + late.bytes()));
     __syncwarp();
     #pragma unroll 1
-    for (int i = lane; i < resident; i += 32) {
-        if (!STEM) a.ask(share, i, &barriers[barrier_of(i)]);
-        b.ask(share, i, &barriers[barrier_of(i)]);
-    }
+    for (int i = lane; i < resident; i += 32) there.ask(share, i, &barriers[barrier_of(i)]);
+    begin_in_turn();
+    #pragma unroll 1
+    for (int i = lane; i < resident; i += 32) late.ask(share, i, &barriers[barrier_of(i)]);
 #else
-    if (!STEM) a.ask(share);
-    b.ask(share);
+    begin_in_turn();
+    there.ask(share);
+    late.ask(share);
     cp_async_wait_all();
 #endif
 }

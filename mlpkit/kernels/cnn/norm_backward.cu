@@ -108,61 +108,101 @@ struct Norm {
     }
 };
 
+// What a pixel's gradient takes that is not in shared memory: where it is, the gradients of images and of a residual's
+// sum, marks. choice: the pixel's place in its window, and in that of the pool behind the sum.
+struct Far {
+    int from, choice, past_choice;
+    float own[8], past[8];
+    Word marks, past_marks;
+};
+
 struct Gradient {
     Units dy;
     Given own, past;
 
-    // What came to pixel (y, x), number i, of the result, before the marks: also from past a residual.
-    __device__ void given(const Sizes& s, const Share& share, int image, int i, int y, int x, float (&d)[8]) const
+    // Ask for pixel i of what was normalized. There is no branch, so all loads are under way together; where a window
+    // is cut off, no value of it went on.
+    __device__ Far ask(const Sizes& s, const Share& share, const Walk& at) const
     {
-        int area = s.area_out();
-        if constexpr (FROM == 0) read(dy.at(share, image), area, i, d);
-        else read_image(s, own.gradient, share, image, area, i, d);
-        if constexpr (PAST > 0) {
-            float other[8];
-            int down = s.height / POOL / PAST, across = s.across() / PAST;
-            int from = PAST > 1 ? y / PAST * across + x / PAST : i;
-            bool inside = PAST == 1 || (y / PAST < down && x / PAST < across);
-            if (!inside) from = 0;  // and no branch: all loads are under way together
-            size_t place = share.place(image) * down * across;
-            if constexpr (PAST_FROM == 0) read(past.gradient + place * STORED, down * across, from, other);
-            else read_image(s, past.gradient, share, image, down * across, from, other);
-            if constexpr (PAST > 1) {
-                Word marks = static_cast<const Word*>(past.marks)[place + from];
-                through(inside ? marks : ~0u, PAST, y % PAST * PAST + x % PAST, other);
-            } else if constexpr (PAST_RELU) {
-                through(static_cast<const unsigned char*>(past.marks)[place + from], 1, 0, other);
-            }
-            #pragma unroll
-            for (int c = 0; c < 8; ++c) d[c] += other[c];
+        Far far;
+        int image = min(at.image, share.end - 1);  // behind the last pixel nobody looks
+        int row = POOL > 1 || PAST > 1 ? divided(at.i, s.width, s.by_width) : 0, column = at.i - row * s.width;
+        int y = row / POOL, x = column / POOL, across = s.across();
+        bool inside = POOL == 1 || (y < s.height / POOL && x < across);
+        far.from = POOL == 1 ? at.i : inside ? y * across + x : 0;
+        if constexpr (FROM != 0) read_image(s, own.gradient, share, image, s.area_out(), far.from, far.own);
+        size_t place = share.place(image) * s.area_out() + far.from;
+        if constexpr (POOL > 1) {
+            far.marks = static_cast<const Word*>(own.marks)[place], far.choice = row % POOL * POOL + column % POOL;
+            if (!inside) far.marks = ~0u;
+        } else if constexpr (RELU && ADD) {
+            far.marks = static_cast<const unsigned char*>(own.marks)[place];
+        }
+        if constexpr (PAST > 0) ask_past(s, share, image, y, x, far);
+        return far;
+    }
+
+    // The same of the gradient that goes past a residual. y, x: of the result, whose pixel number is far.from.
+    __device__ void ask_past(const Sizes& s, const Share& share, int image, int y, int x, Far& far) const
+    {
+        int down = s.height / POOL / PAST, across = s.across() / PAST;
+        int from = PAST > 1 ? y / PAST * across + x / PAST : far.from;
+        bool inside = PAST == 1 || (y / PAST < down && x / PAST < across);
+        if (!inside) from = 0;
+        size_t place = share.place(image) * down * across;
+        if constexpr (PAST_FROM == 0) read(past.gradient + place * STORED, down * across, from, far.past);
+        else read_image(s, past.gradient, share, image, down * across, from, far.past);
+        if constexpr (PAST > 1) {
+            far.past_marks = static_cast<const Word*>(past.marks)[place + from];
+            far.past_choice = y % PAST * PAST + x % PAST;
+            if (!inside) far.past_marks = ~0u;
+        } else if constexpr (PAST_RELU) {
+            far.past_marks = static_cast<const unsigned char*>(past.marks)[place + from];
         }
     }
 
-    // The gradient at pixel i of what was normalized, whose values there are x.
-    __device__ void at(const Sizes& s, const Norm& norm, const Share& share, int image, int i, const float (&x)[8],
-                       float (&d)[8]) const
+    // The gradient at a pixel of what was normalized, whose values there are x.
+    __device__ void at(const Sizes& s, const Norm& norm, const Share& share, int image, const Far& far,
+                       const float (&x)[8], float (&d)[8]) const
     {
-        int row = POOL > 1 || PAST > 1 ? divided(i, s.width, s.by_width) : 0, column = i - row * s.width;
-        if constexpr (POOL > 1) {
-            int down = s.height / POOL, across = s.across(), y = row / POOL, x = column / POOL, from = y * across + x;
+        if constexpr (FROM == 0) read(dy.at(share, image), s.area_out(), far.from, d);
+        #pragma unroll
+        for (int c = 0; c < 8; ++c)
+            if (FROM != 0) d[c] = far.own[c];
+        if constexpr (PAST > 0) {
+            float other[8];
             #pragma unroll
-            for (int c = 0; c < 8; ++c) d[c] = 0;
-            if (y >= down || x >= across) return;
-            given(s, share, image, from, y, x, d);
-            Word marks = static_cast<const Word*>(own.marks)[share.place(image) * down * across + from];
-            through(marks, POOL, row % POOL * POOL + column % POOL, d);
-        } else {
-            given(s, share, image, i, row, column, d);
-            if constexpr (RELU && ADD) {
-                through(static_cast<const unsigned char*>(own.marks)[share.place(image) * s.area() + i], 1, 0, d);
-            } else if constexpr (RELU) {
-                #pragma unroll
-                for (int c = 0; c < 8; ++c)
-                    if (fmaf(x[c] - norm.mean[c], norm.scale[c], norm.beta[c]) <= 0) d[c] = 0;
-            }
+            for (int c = 0; c < 8; ++c) other[c] = far.past[c];
+            if (PAST > 1 || PAST_RELU) through(far.past_marks, PAST, far.past_choice, other);
+            #pragma unroll
+            for (int c = 0; c < 8; ++c) d[c] += other[c];
+        }
+        if constexpr (POOL > 1 || (RELU && ADD)) {
+            through(far.marks, POOL, far.choice, d);
+        } else if constexpr (RELU) {
+            #pragma unroll
+            for (int c = 0; c < 8; ++c)
+                if (fmaf(x[c] - norm.mean[c], norm.scale[c], norm.beta[c]) <= 0) d[c] = 0;
         }
     }
 };
+
+// Do work(pixel, far) for all of this thread's pixels of a share. Meanwhile the next one's loads are under way: there
+// are too few warps to hide how long they take.
+template <typename Work>
+inline void for_each_pixel(const Sizes& s, const Share& share, const Gradient& gradient, Work work)
+{
+    Walk next(share, s.area(), s.by_area);
+    Far ahead = gradient.ask(s, share, next);
+    #pragma unroll 1
+    while (next.image < share.end) {
+        Walk at = next;
+        Far far = ahead;
+        next.next();
+        ahead = gradient.ask(s, share, next);
+        work(at, far);
+    }
+}
 
 // What a warp's lanes have of a group, sums of d and of d (x - mean), goes to its place in memory: by all threads.
 inline void leave_channels(const Sizes& s, const Share& share, const Sums (&sums)[8], Sums (*of_warps)[8],
@@ -187,18 +227,17 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, con
 {
     float most = 0;
     Sums sums[8] = {};
-    #pragma unroll 1
-    for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
+    for_each_pixel(s, share, gradient, [&](const Walk& at, const Far& far) {
         arrivals.wait_for(share, at.image);
         float x[8], d[8];
         y.at(s, share, at.image, at.i, x);
-        gradient.at(s, norm, share, at.image, at.i, x, d);
+        gradient.at(s, norm, share, at.image, far, x, d);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
             sums[c].first += d[c], sums[c].second = fmaf(d[c], x[c] - norm.mean[c], sums[c].second);
             most = fmaxf(most, fabsf(norm.scale[c] * d[c]));
         }
-    }
+    });
     leave_channels(s, share, sums, of_warps, messages, launch);
     return most;
 }
@@ -211,10 +250,11 @@ inline void give(const Channels& p, int c, float dgamma, float dbeta)
 }
 
 // What is subtracted from a channel's d, and the gradients of its scale and shift: by lane 0 of a warp.
-inline void settle(const Sizes& s, const Channels& p, const Sums& all, const Share& share, Shared& shared)
+inline void settle(const Sizes& s, const Channels& p, float inverse, const Sums& all, const Share& share,
+                   Shared& shared)
 {
     int channel = threadIdx.x / 32, c = share.group * 8 + channel;
-    float inverse = p.kept[c].y, dgamma = all.second * inverse;
+    float dgamma = all.second * inverse;
     shared.mean_d[channel] = all.first * s.part;
     shared.slope[channel] = dgamma * s.part * inverse;
     if (share.cta == 0 && c < s.channels) give(p, c, dgamma, all.first);
@@ -256,16 +296,15 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
                         Piece* again, float scale_again)
 {
     int area = s.area();
-    #pragma unroll 1
-    for (Walk at(share, area, s.by_area); at.image < share.end; at.next()) {
+    for_each_pixel(s, share, gradient, [&](const Walk& at, const Far& far) {
         float x[8], d[8];
         y.at(s, share, at.image, at.i, x);
-        gradient.at(s, norm, share, at.image, at.i, x, d);
+        gradient.at(s, norm, share, at.image, far, x, d);
         if constexpr (KEEP) write(kept + share.place(at.image) * area * STORED, area, at.i, d);
         make_again(s, norm, share, at.image, at.i, x, again, scale_again);
         slope.dx(norm, x, d);
         write_operand(to, s.units(), share.place(at.image), area, at.i, d, scale);
-    }
+    });
 }
 
 // ---- The filters of a convolution of one channel ----
@@ -287,7 +326,7 @@ inline int product(int a, int b)
 }
 
 // Sum products of what taps see of the block's images, and what each sees, less the middle: of_windows. It needs no
-// gradient, and so passes the time until that is there.
+// gradient, and so passes the time until the way back has come here.
 inline void sum_windows(const Sizes& s, const Elements& y, const Share& share, float middle, Shared& shared)
 {
     float sums[WINDOW_ROWS][8] = {};
@@ -335,21 +374,18 @@ inline float of_x(const Sizes& s, const Channels& p, const Elements& y, int chan
 
 // What the block's images add to the sums of a group: as flagged messages. Of each weight there are three: the sums
 // over pixels of what its tap sees, less the middle, times d, times x - mean, and alone.
-inline void leave_all(const Sizes& s, const Channels& p, const Elements& y, const Gradient& gradient,
+inline void leave_all(const Sizes& s, const Channels& p, const Norm& norm, const Elements& y, const Gradient& gradient,
                       const Share& share, Arrivals& arrivals, Shared& shared, Told* told, Word launch, Piece* again,
                       float scale_again)
 {
-    Norm norm(s, p, share.group);
     float of_weights[TAPS][8] = {}, middle = y.middle(norm.mean);
     Sums sums[8] = {};
-    sum_windows(s, y, share, middle, shared);
-    #pragma unroll 1
-    for (Walk at(share, s.area(), s.by_area); at.image < share.end; at.next()) {
+    for_each_pixel(s, share, gradient, [&](const Walk& at, const Far& far) {
         float seen[TAPS], x[8], d[8];
         arrivals.wait_for(share, at.image);
         y.window(s, share, at.image, at.i, seen);
         y.multiply(seen, x);
-        gradient.at(s, norm, share, at.image, at.i, x, d);
+        gradient.at(s, norm, share, at.image, far, x, d);
         make_again(s, norm, share, at.image, at.i, x, again, scale_again);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
@@ -357,7 +393,7 @@ inline void leave_all(const Sizes& s, const Channels& p, const Elements& y, cons
             #pragma unroll
             for (int tap = 0; tap < TAPS; ++tap) of_weights[tap][c] = fmaf(d[c], seen[tap], of_weights[tap][c]);
         }
-    }
+    });
     #pragma unroll
     for (int c = 0; c < 8; ++c) {
         sums[c].second = -norm.mean[c] * sums[c].first;
@@ -447,19 +483,28 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
     Piece* behind = FROM == 0 ? near + s.resident * y.units.pieces : nullptr;
     Gradient gradient = {{own.gradient, behind, 0, s.area_out() * STORED, 1}, own, past};
-    if (STEM) y.fetch(s, share);  // the images are there since the way forward
-    begin_in_turn();
-    ask_for(share, y.units, gradient.dy, shared.there);
+    // The images are there since the way forward, as y is, and what is known of a channel.
+    if (STEM) y.fetch(s, share), y.set(s, share.group);
+    Norm norm(s, p, share.group);
+    bool more = share.group + s.together < s.groups;  // whether this block has another group
+    if constexpr (STEM) {
+        cp_async_wait_all();
+        __syncthreads();
+        sum_windows(s, y, share, y.middle(norm.mean), shared);
+    }
+    ask_for(share, STEM ? Units{} : y.units, gradient.dy, shared.there);
     Word launch = told->launches + 1;
-    if (STEM) cp_async_wait_all();
     __syncthreads();
     Arrivals arrivals = {shared.there, -1};
     float scale_again = AGAIN && SCALED ? again.scale->of : 1;
     if constexpr (STEM) {
         #pragma unroll 1
         for (Share mine = share; mine.group < s.groups; mine.next(s)) {
-            y.set(s, mine.group);
-            leave_all(s, p, y, gradient, mine, arrivals, shared, told, launch, again.to, scale_again);
+            if (more) {
+                norm = Norm(s, p, mine.group), y.set(s, mine.group);
+                sum_windows(s, y, mine, y.middle(norm.mean), shared);
+            }
+            leave_all(s, p, norm, y, gradient, mine, arrivals, shared, told, launch, again.to, scale_again);
         }
         #pragma unroll 1
         for (Share mine = share; mine.group < s.groups; mine.next(s))
@@ -470,8 +515,8 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     float most = 0;
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
-        float found = leave_sums(s, Norm(s, p, mine.group), y, gradient, mine, arrivals, shared.of_warps, told->sums(),
-                                 launch);
+        if (more) norm = Norm(s, p, mine.group);
+        float found = leave_sums(s, norm, y, gradient, mine, arrivals, shared.of_warps, told->sums(), launch);
         most = fmaxf(most, found);
     }
     if (SCALED) tell_largest(most, shared.most, told->largest(s) + blockIdx.x, launch);
@@ -479,9 +524,10 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
         if (threadIdx.x < 256) {
             float4 got[1][MOST_HEARD];
+            float inverse = p.kept[mine.group * 8 + threadIdx.x / 32].y;  // asked for early
             hear<1>(s, {told->sums()}, mine.group, threadIdx.x / 32, launch, got);
             Sums all = summed_messages(got[0]);
-            if (threadIdx.x % 32 == 0) settle(s, p, all, mine, shared);
+            if (threadIdx.x % 32 == 0) settle(s, p, inverse, all, mine, shared);
         }
         if (SCALED && mine.group == share.group && threadIdx.x / 32 == WARPS - 1) {
             float all = hear_largest(told->largest(s), launch) * (2 + s.root);
@@ -490,8 +536,9 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
         __syncthreads();
         float scale = SCALED ? shared.scale : 1;
         if (SCALED && blockIdx.x == 0 && threadIdx.x == 0) scale_of_to->of = scale;
-        write_share(s, Norm(s, p, mine.group), Slope(shared), y, gradient, mine, static_cast<Piece*>(to), kept, scale,
-                    again.to, scale_again);
+        if (more) norm = Norm(s, p, mine.group);
+        write_share(s, norm, Slope(shared), y, gradient, mine, static_cast<Piece*>(to), kept, scale, again.to,
+                    scale_again);
         __syncthreads();
     }
     if (blockIdx.x == 0) count_launch(told, launch);

@@ -268,8 +268,7 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     Piece* near = reinterpret_cast<Piece*>(&shared + 1);
     Elements y = {{images, near, 0, Elements::piece_count(s), 1}, filters};
     Units x = {added, ADD ? near + s.resident * y.units.pieces : nullptr, s.units() * s.area(), s.area(), PARTS};
-    begin_in_turn();
-    ask_for(share, y.units, x, shared.there);
+    ask_for(share, x, STEM ? Units{} : y.units, shared.there);
     Word launch = told->launches + 1;
     if (threadIdx.x / 32 == WARPS - 1) {
         Word largest = bound(s, p, of_added);
