@@ -47,7 +47,7 @@ struct Sizes {
     int resident;                                    // units of a block for which there is room in shared memory
     int ctas, together;                              // blocks that share a group, and groups that are had at a time
     int each, more;                                  // images of a block; so many CTAs have one more
-    Word by_width, by_across, by_area, by_area_out, by_ctas;  // see `divided`; across: width / POOL
+    Word by_width, by_across, by_area, by_area_out, by_ctas;  // see `divided`; across: of windows, or results
     float count, part, root;                         // values of a channel, 1 / count, sqrt(count)
 
     __device__ int area() const { return height * width; }

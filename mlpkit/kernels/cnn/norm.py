@@ -103,11 +103,15 @@ class Norm:
         resident = min((gpu.shared_memory() - RESERVED_BYTES) // (16 * pieces), wanted)
         return resident, resident == wanted and together == self.groups
 
-    def launch(self, pieces, blocks=None):
-        """Return blocks, bytes of shared memory and the argument `Sizes`. pieces: of a unit that a block would hold."""
+    def launch(self, pieces, blocks=None, windows=None):
+        """Return blocks, bytes of shared memory and the argument `Sizes`. pieces: of a unit that a block would hold.
+
+        windows: how many an image has, down and across, of those that a thread has whole; or as many as its result.
+        """
         (ctas, together), (resident, _) = self.shares(blocks), self.resident(pieces, blocks)
         values = [self.n, self.groups, self.channels, self.height, self.width, resident, ctas, together]
-        divisors = self.width, self.out[1], self.area, self.out[0] * self.out[1], ctas
+        down, across = windows or self.out
+        divisors = self.width, across, self.area, down * across, ctas
         values += [*divmod(self.n, ctas), *(-(-(1 << 32) // divisor) % (1 << 32) for divisor in divisors)]
         count = self.n * self.area
         floats = np.array([count, 1 / count, count**0.5], np.float32).view(np.uint32)
@@ -242,9 +246,11 @@ def backward(
     vectors = [channels.gamma, channels.beta, kept.statistics, channels.dgamma, channels.dbeta, channels.dbias]
     given = _addresses(dy, kept.marks), _addresses(past and past.gradient, past and past.marks)
     ends = [np.uintp(_address(each)) for each in (dw if to is None else to.array, scale, dense)]
-    blocks, shared, sizes = norm.launch(pieces, blocks)
+    macros = _backward_macros(norm, past, layout, keep, again)
+    windows = tuple(-(-size // macros["SIDE"]) for size in (norm.height, norm.width))
+    blocks, shared, sizes = norm.launch(pieces, blocks, windows)
     arguments = (sizes, _addresses(*vectors), kept.y, np.uintp(_address(kept.filters)), *given, meeting, *ends)
-    kernel = _kernel(BACKWARD, "normalize_backward", **_backward_macros(norm, past, layout, keep, again))
+    kernel = _kernel(BACKWARD, "normalize_backward", **macros)
     arguments = *arguments, _addresses(made and made.array, made and made.scale)
     kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)
     return Gradients(to, dense, made)
@@ -259,6 +265,9 @@ def add(mode, to, other):
 
 def _backward_macros(norm, past, layout, keep, again):
     macros = norm.macros | {"FROM": OUT[layout] if layout == "nchw" else 0, "KEEP": int(keep), "AGAIN": int(again)}
+    # Pixels of a pool's window have its gradient in common: their own pool's; else another's, if nothing else is far.
+    common = past and layout != "nchw" and not (norm.relu and norm.add)
+    macros["SIDE"] = norm.pool if norm.pool > 1 or not common else past.pool
     if past:
         images = OUT["nchw"] if past.layout == "nchw" else 0
         macros |= {"PAST": past.pool, "PAST_RELU": int(past.relu), "PAST_FROM": images}

@@ -32,6 +32,12 @@
 #define PAST_RELU 1
 #define PAST_FROM 0  // as FROM
 #endif
+#ifndef SIDE
+#define SIDE 1  // of the windows that a thread has whole, as their pixels have a pixel of a pool's result in common
+#endif
+#ifndef AHEAD
+#define AHEAD !STEM  // which leaves no registers: its pixels ask again, and find all but the first time in L1
+#endif
 #ifndef KEEP
 #define KEEP 0  // whether d is stored, too, blocked: the gradient that goes past a residual, where two were added
 #endif
@@ -108,8 +114,9 @@ struct Norm {
     }
 };
 
-// What a pixel's gradient takes that is not in shared memory: where it is, the gradients of images and of a residual's
-// sum, marks. choice: the pixel's place in its window, and in that of the pool behind the sum.
+// What the gradients of a window's pixels take that is not in shared memory: that of images, that of a residual's sum,
+// marks. from: the number of the pixel of the result that they have in common. choice, past_choice: the first one's
+// place in the pool's window, and that of the result's pixel in a window of the pool behind the sum.
 struct Far {
     int from, choice, past_choice;
     float own[8], past[8];
@@ -120,29 +127,23 @@ struct Gradient {
     Units dy;
     Given own, past;
 
-    // Ask for pixel i of what was normalized. There is no branch, so all loads are under way together; where a window
-    // is cut off, no value of it went on.
-    __device__ Far ask(const Sizes& s, const Share& share, const Walk& at) const
+    // Ask for a window whose first pixel is (row, column). There is no branch, so all loads are under way together;
+    // where a pool's window is cut off, no value of it went on.
+    __device__ Far ask(const Sizes& s, const Share& share, int image, int row, int column) const
     {
         Far far;
-        int image = min(at.image, share.end - 1);  // behind the last pixel nobody looks
-        int row = POOL > 1 || PAST > 1 ? divided(at.i, s.width, s.by_width) : 0, column = at.i - row * s.width;
         int y = row / POOL, x = column / POOL, across = s.across();
         bool inside = POOL == 1 || (y < s.height / POOL && x < across);
-        far.from = POOL == 1 ? at.i : inside ? y * across + x : 0;
+        far.from = inside ? y * across + x : 0, far.choice = row % POOL * POOL + column % POOL;
         if constexpr (FROM != 0) read_image(s, own.gradient, share, image, s.area_out(), far.from, far.own);
         size_t place = share.place(image) * s.area_out() + far.from;
-        if constexpr (POOL > 1) {
-            far.marks = static_cast<const Word*>(own.marks)[place], far.choice = row % POOL * POOL + column % POOL;
-            if (!inside) far.marks = ~0u;
-        } else if constexpr (RELU && ADD) {
-            far.marks = static_cast<const unsigned char*>(own.marks)[place];
-        }
+        if constexpr (POOL > 1) far.marks = inside ? static_cast<const Word*>(own.marks)[place] : ~0u;
+        else if constexpr (RELU && ADD) far.marks = static_cast<const unsigned char*>(own.marks)[place];
         if constexpr (PAST > 0) ask_past(s, share, image, y, x, far);
         return far;
     }
 
-    // The same of the gradient that goes past a residual. y, x: of the result, whose pixel number is far.from.
+    // The same of the gradient that goes past a residual. y, x: of the result.
     __device__ void ask_past(const Sizes& s, const Share& share, int image, int y, int x, Far& far) const
     {
         int down = s.height / POOL / PAST, across = s.across() / PAST;
@@ -153,19 +154,18 @@ struct Gradient {
         if constexpr (PAST_FROM == 0) read(past.gradient + place * STORED, down * across, from, far.past);
         else read_image(s, past.gradient, share, image, down * across, from, far.past);
         if constexpr (PAST > 1) {
-            far.past_marks = static_cast<const Word*>(past.marks)[place + from];
-            far.past_choice = y % PAST * PAST + x % PAST;
-            if (!inside) far.past_marks = ~0u;
+            Word marks = static_cast<const Word*>(past.marks)[place + from];
+            far.past_marks = inside ? marks : ~0u, far.past_choice = y % PAST * PAST + x % PAST;
         } else if constexpr (PAST_RELU) {
             far.past_marks = static_cast<const unsigned char*>(past.marks)[place + from];
         }
     }
 
-    // The gradient at a pixel of what was normalized, whose values there are x.
-    __device__ void at(const Sizes& s, const Norm& norm, const Share& share, int image, const Far& far,
-                       const float (&x)[8], float (&d)[8]) const
+    // The gradient at pixel i of what was normalized, at a place of its window, whose values there are x.
+    __device__ void at(const Sizes& s, const Norm& norm, const Share& share, int image, int i, int place,
+                       const Far& far, const float (&x)[8], float (&d)[8]) const
     {
-        if constexpr (FROM == 0) read(dy.at(share, image), s.area_out(), far.from, d);
+        if constexpr (FROM == 0) read(dy.at(share, image), s.area_out(), POOL > 1 ? far.from : i, d);
         #pragma unroll
         for (int c = 0; c < 8; ++c)
             if (FROM != 0) d[c] = far.own[c];
@@ -173,12 +173,12 @@ struct Gradient {
             float other[8];
             #pragma unroll
             for (int c = 0; c < 8; ++c) other[c] = far.past[c];
-            if (PAST > 1 || PAST_RELU) through(far.past_marks, PAST, far.past_choice, other);
+            if (PAST > 1 || PAST_RELU) through(far.past_marks, PAST, far.past_choice + (POOL == 1 ? place : 0), other);
             #pragma unroll
             for (int c = 0; c < 8; ++c) d[c] += other[c];
         }
         if constexpr (POOL > 1 || (RELU && ADD)) {
-            through(far.marks, POOL, far.choice, d);
+            through(far.marks, POOL, far.choice + place, d);
         } else if constexpr (RELU) {
             #pragma unroll
             for (int c = 0; c < 8; ++c)
@@ -187,21 +187,35 @@ struct Gradient {
     }
 };
 
-// Do work(pixel, far) for all of this thread's pixels of a share. Meanwhile the next one's loads are under way: there
-// are too few warps to hide how long they take.
-template <typename Work>
+// Do work(image, pixel, place in its window, far) for all pixels of this thread's windows, S x S, in a share. The loads
+// of the next window are under way meanwhile: there are too few warps to hide how long they take. S: who writes takes
+// single pixels, as neighbours write side by side then, and who does not takes all that have a load in common.
+template <int S, typename Work>
 inline void for_each_pixel(const Sizes& s, const Share& share, const Gradient& gradient, Work work)
 {
-    Walk next(share, s.area(), s.by_area);
-    Far ahead = gradient.ask(s, share, next);
+    int across = (s.width + S - 1) / S;
+    Word by_across = S == 1 ? s.by_width : s.by_across;
+    const auto ask = [&](const Walk& at) {
+        int row = divided(at.i, across, by_across);
+        return gradient.ask(s, share, min(at.image, share.end - 1), row * S, (at.i - row * across) * S);
+    };
+    Walk next(share, (s.height + S - 1) / S * across, S == 1 ? s.by_area : s.by_area_out);
+    Far ahead = AHEAD ? ask(next) : Far{};
     #pragma unroll 1
     while (next.image < share.end) {
         Walk at = next;
         Far far = ahead;
         next.next();
-        ahead = gradient.ask(s, share, next);
-        work(at, far);
+        if (AHEAD) ahead = ask(next);  // behind the last window nobody looks
+        int row = divided(at.i, across, by_across), y = row * S, x = (at.i - row * across) * S;
+        #pragma unroll (STEM ? 1 : S * S)
+        for (int place = 0; place < S * S; ++place) {
+            int down = place / S, right = place % S;
+            if (y + down < s.height && x + right < s.width)
+                work(at.image, (y + down) * s.width + x + right, place, AHEAD ? far : ask(at));
+        }
     }
+    __syncwarp();  // else lanes that had one window more would go their own way from here on
 }
 
 // What a warp's lanes have of a group, sums of d and of d (x - mean), goes to its place in memory: by all threads.
@@ -227,11 +241,11 @@ inline float leave_sums(const Sizes& s, const Norm& norm, const Elements& y, con
 {
     float most = 0;
     Sums sums[8] = {};
-    for_each_pixel(s, share, gradient, [&](const Walk& at, const Far& far) {
-        arrivals.wait_for(share, at.image);
+    for_each_pixel<SIDE>(s, share, gradient, [&](int image, int i, int place, const Far& far) {
+        arrivals.wait_for(share, image);
         float x[8], d[8];
-        y.at(s, share, at.image, at.i, x);
-        gradient.at(s, norm, share, at.image, far, x, d);
+        y.at(s, share, image, i, x);
+        gradient.at(s, norm, share, image, i, place, far, x, d);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
             sums[c].first += d[c], sums[c].second = fmaf(d[c], x[c] - norm.mean[c], sums[c].second);
@@ -296,14 +310,14 @@ inline void write_share(const Sizes& s, const Norm& norm, const Slope& slope, co
                         Piece* again, float scale_again)
 {
     int area = s.area();
-    for_each_pixel(s, share, gradient, [&](const Walk& at, const Far& far) {
+    for_each_pixel<1>(s, share, gradient, [&](int image, int i, int place, const Far& far) {
         float x[8], d[8];
-        y.at(s, share, at.image, at.i, x);
-        gradient.at(s, norm, share, at.image, far, x, d);
-        if constexpr (KEEP) write(kept + share.place(at.image) * area * STORED, area, at.i, d);
-        make_again(s, norm, share, at.image, at.i, x, again, scale_again);
+        y.at(s, share, image, i, x);
+        gradient.at(s, norm, share, image, i, place, far, x, d);
+        if constexpr (KEEP) write(kept + share.place(image) * area * STORED, area, i, d);
+        make_again(s, norm, share, image, i, x, again, scale_again);
         slope.dx(norm, x, d);
-        write_operand(to, s.units(), share.place(at.image), area, at.i, d, scale);
+        write_operand(to, s.units(), share.place(image), area, i, d, scale);
     });
 }
 
@@ -347,6 +361,7 @@ inline void sum_windows(const Sizes& s, const Elements& y, const Share& share, f
                 sums[n / 8][n % 8] = fmaf(seen[a], seen[b], sums[n / 8][n % 8]);
             }
     }
+    __syncwarp();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     #pragma unroll
     for (int row = 0; row < WINDOW_ROWS; ++row) {
@@ -380,13 +395,13 @@ inline void leave_all(const Sizes& s, const Channels& p, const Norm& norm, const
 {
     float of_weights[TAPS][8] = {}, middle = y.middle(norm.mean);
     Sums sums[8] = {};
-    for_each_pixel(s, share, gradient, [&](const Walk& at, const Far& far) {
+    for_each_pixel<SIDE>(s, share, gradient, [&](int image, int i, int place, const Far& far) {
         float seen[TAPS], x[8], d[8];
-        arrivals.wait_for(share, at.image);
-        y.window(s, share, at.image, at.i, seen);
+        arrivals.wait_for(share, image);
+        y.window(s, share, image, i, seen);
         y.multiply(seen, x);
-        gradient.at(s, norm, share, at.image, far, x, d);
-        make_again(s, norm, share, at.image, at.i, x, again, scale_again);
+        gradient.at(s, norm, share, image, i, place, far, x, d);
+        make_again(s, norm, share, image, i, x, again, scale_again);
         #pragma unroll
         for (int c = 0; c < 8; ++c) {
             sums[c].first += d[c];
