@@ -301,11 +301,12 @@ def sums_that_leave():
 
 
 @needs_emulator
+@pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize(("shape", "packs"), [
     (Shape(2, 6, 16, 9, 9, 5), True), (Shape(2, 20, 70, 6, 6, 3), True), (Shape(2, 64, 40, 5, 5, 1), True),
     (Shape(2, 20, 64, 6, 6, 3), False),
 ], ids=str)  # fmt: skip
-def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, packs, folder):
+def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, packs, each, folder):
     mode, (o, c, k) = blocked.MODES["bf16"], (shape.channels_out, shape.channels, shape.kernel)
     conv = blocked.convolutions(shape, "forward")[0][0]
     d = blocked.division(conv, mode)
@@ -319,7 +320,8 @@ def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, pack
         column = width * d.chunk + i // 4 * 8 + thread % 4 * 2 + i % 2
         if tap < k * k and row < o and column < c:
             sums[at] = dw[row, column, tap]
-    macros = {"MODE": mode.number, "CHUNK": d.chunk, "CLUSTER": d.cluster, "PACKED": int(packs)} | blocked._lacks(conv)
+    macros = {"MODE": mode.number, "CHUNK": d.chunk, "CLUSTER": d.cluster, "PACKED": int(packs), "OF_EACH": each}
+    macros |= blocked._lacks(conv)
     file = emulator.File(folder, 0, "sums", sums_that_leave(), **macros)
     about = blocked.problem(conv, d.rows, d.bands, d.windows + conv.reach, blocked.padded(o, 8))
     divided = np.array([0, blocked.padded(o, 8), 0, *d.tiles, d.cluster], np.int32).view("V28")
@@ -332,7 +334,7 @@ def test_the_sums_of_the_weight_gradient_are_added_where_they_belong(shape, pack
     none = np.uintp(0)
     rest = np.int32(o), np.int32(c), none, none, none, none, np.int32(0), np.int32(0), blocked._before(None)
     add, arguments = file.get_function("add"), (about, divided, partial, found, *rest, updates.NO_UPDATE)
-    add((-(-partial.size // blocked.ADDED),), (256,), arguments, shared_mem=32 << 10)
+    add((-(-partial.size // (each * blocked.ADDERS)),), (blocked.ADDERS,), arguments, shared_mem=blocked.UNSPREAD)
     np.testing.assert_array_equal(found, dw)
 
 

@@ -36,7 +36,7 @@ MULTIPROCESSORS = 132  # that the tilings are made for: an H100's and an H200's
 # Windows that a block sums for the weight gradient where float32 is meant. Tensor cores truncate what they add: the
 # error grows with the sum: by 3e-9 of the result's norm a window, as measured; the slices are added by float32 adders.
 MOST_SUMMED = 1_500
-LANES, ADDED = 16, 512  # of conv_12_blocked_weights.cu; a block's elements there
+LANES, ADDERS = 16, 256  # of conv_12_blocked_weights.cu; threads of a block that adds up slices
 SPREAD = 96 << 10  # bytes of shared memory of such a block, more than it needs: two are on a multiprocessor at most
 UNSPREAD = 32 << 10  # what it needs: where others are at work, it takes what they leave
 UPDATERS, UPDATED = 1, 4 * 256  # blocks for the other parameters, on each multiprocessor; how many one has, at least
@@ -602,6 +602,11 @@ def _sums(mode, shape):
     return d.slices // d.cluster, d.packed(conv) or d.elements
 
 
+def of_each(elements):
+    """Return how many sums a thread makes that adds up slices: one, if all blocks are on the GPU at once then."""
+    return 1 if elements <= 2 * MULTIPROCESSORS * ADDERS else 2
+
+
 def weight_gradient(
     mode, shape, images, dy, dw, bias=None, db=None, before=None, partial_sums=None, later=None, update=None
 ):
@@ -631,11 +636,11 @@ def weight_gradient(
         updaters = min(UPDATERS * multiprocessors(), -(-len(update.theta) // UPDATED))
         whole = update.argument((dw, db, *(before or (None,))[1:]), updaters)
     arguments = *about[:2], partial_sums, dw, *sizes, *last, _before(before), whole
-    blocks = updaters + -(-elements // ADDED) + -(-more // 256)
+    blocks = updaters + -(-elements // (of_each(elements) * ADDERS)) + -(-more // ADDERS)
     if later:
-        later(partial(add, (blocks,), (256,), arguments, shared_mem=UNSPREAD))
+        later(partial(add, (blocks,), (ADDERS,), arguments, shared_mem=UNSPREAD))
     else:
-        add((blocks,), (256,), arguments, shared_mem=SPREAD)
+        add((blocks,), (ADDERS,), arguments, shared_mem=SPREAD)
     return partial_sums
 
 
@@ -667,6 +672,7 @@ def _weights(mode, shape, updates=0):
     macros = {"MODE": mode.number, "STRIDE": conv.stride, "CHUNK": d.chunk, "SLOTS": d.slots, "CLUSTER": d.cluster}
     macros |= _lacks(conv) | ({"PACKED": 1} if d.packed(conv) else {})
     multiply = _kernel(WEIGHTS, "multiply", **macros)
+    macros["OF_EACH"] = of_each(d.packed(conv) or d.elements)
     add = _kernel(WEIGHTS, "add", **macros, **({"UPDATES": updates} if updates else {}))
     blocks, shared = d.slices * int(np.prod(d.tiles)), d.slots * d.slot(conv, mode) + d.received
     return multiply, add, blocks, shared, (about, divided, channels)

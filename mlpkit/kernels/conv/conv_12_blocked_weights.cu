@@ -30,6 +30,9 @@
 #ifndef CLUSTER
 #define CLUSTER 4  // blocks
 #endif
+#ifndef OF_EACH
+#define OF_EACH 2  // sums that a thread of `add` makes
+#endif
 #ifndef PACKED
 #define PACKED 0  // whether sums of no tap, filter or channel stay
 #endif
@@ -327,9 +330,9 @@ struct Before {
 };
 
 constexpr int LANES = 16;                      // that add up an element of these together, or of a bias
-constexpr int ADDERS = 256, OF_EACH = 2;       // threads of a block, and elements that each adds up
+constexpr int ADDERS = 256;                    // threads of a block
 constexpr int COLUMNS = ADDERS * OF_EACH / 4;  // of four elements
-constexpr int AT_ONCE = 16;                    // slices
+constexpr int AT_ONCE = 32 / OF_EACH;          // slices, in 32 KiB
 
 // What lies behind the filters' blocks: first all elements of `before`, and then those of a bias. By whole warps.
 inline void add_others(const Before& b, const float* bias, float* db, int bias_slices, int o_all, int o_padded, int n,
