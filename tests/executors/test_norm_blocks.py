@@ -233,7 +233,7 @@ def images_of(numpy, mode, value):
 # The kernels by NumPy, in float64, on images as they are: what a block asks of whom, and in which order
 
 
-def fake_convolve(rounding, mode, shape, which, images, filters, to):
+def fake_convolve(rounding, mode, shape, which, images, filters, to, moments=None):
     x, w = images.array, rounding.operand(np.asarray(filters).astype(float))
     if which == "forward":
         found = rounding.product(numpy_baseline.conv, x, w, None, shape.stride, shape.padding)
@@ -254,7 +254,7 @@ def fake_weight_gradient(rounding, mode, shape, images, dy, dw, later=None):
     later(ask) if later else ask()
 
 
-def fake_forward(rounding, one, channels, y, scale, meeting, added=None, out="operand", filters=None):
+def fake_forward(rounding, one, channels, y, scale, meeting, added=None, out="operand", filters=None, moments=None):
     x, y = y, y if filters is None else numpy_baseline.conv(y, np.asarray(filters).astype(float), None, 1, one.padding)
     averages = channels.mean.astype(float), channels.variance.astype(float)
     vectors = channels.gamma.astype(float), channels.beta.astype(float), *averages
@@ -303,6 +303,7 @@ def put_in_place(patch, rounding):
     patch.setattr(blocked, "convolve", partial(fake_convolve, rounding))
     patch.setattr(blocked, "weight_gradient", partial(fake_weight_gradient, rounding))
     patch.setattr(blocked, "empty_blocked", lambda mode, *shape: np.empty(shape))
+    patch.setattr(blocked, "empty_moments", lambda mode, shape: None)
     patch.setattr(blocked, "new_scale", lambda: None)
     patch.setattr(
         between,

@@ -131,10 +131,22 @@ def norm_none():
     return 15
 
 
-def run(case, cp, out="operand", layout="nc8hw8", keep=False, again=False, blocks=None):
+def moments_of(y, rows):
+    """Return the `Moments` of images (n, c, h, w) that a convolution by tiles of so many rows leaves, NumPy's."""
+    starts = range(0, y.shape[2], rows)
+    tiles = [y[:, :, first : first + rows].reshape(*y.shape[:2], -1) for first in starts]
+    found = np.stack([[tile.mean(-1), tile.var(-1) * tile.shape[-1]] for tile in tiles], -1)  # (2, n, c, bands)
+    found = found.transpose(2, 1, 3, 0).reshape(y.shape[1], -1, 2)
+    padded = np.zeros((blocked.padded(y.shape[1], 8), *found.shape[1:]), np.float32)
+    padded[: y.shape[1]] = found
+    return blocked.Moments(padded, len(starts), rows)
+
+
+def run(case, cp, out="operand", layout="nc8hw8", keep=False, again=False, blocks=None, rows=None):
     """Return what the kernels make of a case: result, averages, dx, gradients of the channels, dense, statistics.
 
-    again: the operand that the backward pass makes again must be the result, bit by bit.
+    again: the operand that the backward pass makes again must be the result, bit by bit. rows: of the tiles whose
+    moments there are, or None.
     """
     one, mode, c = case.norm, case.norm.mode, case.norm.channels
     put = lambda array: None if array is None else cp.ascontiguousarray(cp.asarray(array))  # noqa: E731
@@ -146,7 +158,9 @@ def run(case, cp, out="operand", layout="nc8hw8", keep=False, again=False, block
     y, filters = (case.images, case.filters) if one.kernel else (as_blocked(case.y, mode), None)
     filters, dw = put(filters), put(np.full_like(filters, np.nan)) if one.kernel else None
     meetings = [norm.new_meeting(one, blocks) for _ in range(2)]
-    result, kept = norm.forward(one, channels, put(y), scales[0], meetings[0], added, out, filters, blocks)
+    left = rows and moments_of(case.y, rows)
+    left = left and left._replace(array=put(left.array))
+    result, kept = norm.forward(one, channels, put(y), scales[0], meetings[0], added, out, filters, blocks, left)
     numpy = getattr(cp, "asnumpy", np.asarray)
     bits = numpy(result.array).copy() if again else None
     if out == "operand":
@@ -208,6 +222,12 @@ EMULATED = {
     "past a pool": (Norm(MODES["bf16"], 3, 20, 5, 6), {"blocks": 3}, (True, 2)),
     "past a ReLU, kept": (Norm(MODES["fp16"], 2, 20, 3, 6, add=True), {"blocks": 2, "keep": True}, (True, 1)),
     "sum and pool": (Norm(MODES["fp16x3"], 2, 9, 5, 7, add=True, pool=2), {"blocks": 2, "layout": "nchw"}),
+    "moments of tiles": (Norm(MODES["fp16x3"], 20, 20, 7, 6), {"blocks": 3, "rows": 3}),
+    "moments of images, sum and pool": (
+        Norm(MODES["bf16"], 3, 9, 5, 7, add=True, pool=2),
+        {"blocks": 2, "rows": 5},
+    ),
+    "a pool, and past another": (Norm(MODES["fp16"], 3, 9, 11, 9, pool=2), {"blocks": 2}, (True, 2)),
 }
 
 
@@ -251,6 +271,10 @@ def sizes_for(mode):
     yield Norm(mode, 1, 12, 5, 6, kernel=2), 0.0, (True, 1), {"layout": "nchw"}
     yield Norm(mode, 300, 64, 14, 14), 0.0, None, {"again": True}  # more than shared memory has room for
     yield Norm(mode, 4, 16, 120, 120), 0.0, None, {"again": True}  # none of it
+    yield Norm(mode, 64, 33, 13, 13), 100.0, None, {"rows": 5}
+    yield Norm(mode, 128, 32, 28, 28, add=True, pool=2), 0.0, None, {"rows": 7}
+    yield Norm(mode, 300, 64, 14, 14), 0.0, None, {"rows": 7}
+    yield Norm(mode, 5, 9, 11, 9, pool=2), 0.0, (True, 2), {}
 
 
 @pytest.mark.gpu

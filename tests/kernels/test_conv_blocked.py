@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import emulator
 import numpy as np
@@ -578,6 +579,57 @@ def test_groups_that_are_not_stored_come_as_zeros(channels, stride, name, folder
                 assert row >= shape.height
 
 
+LEAVE = """
+extern "C" __global__ void leave_tile(const __grid_constant__ Problem p, const float* sums, float2* to, int tile,
+                                      int channel, float unscale) {
+    float mine[WIDTH / 2];
+    for (int i = 0; i < WIDTH / 2; ++i) mine[i] = sums[i * 32 + threadIdx.x];
+    leave_moments(p, to, tile, channel, mine, unscale, windows_inside(p, threadIdx.x));
+}
+"""
+
+
+@needs_emulator
+@pytest.mark.parametrize(("side", "padding", "rows", "width"), [(9, 1, 4, 64), (13, 0, 3, 64), (6, 1, 6, 208)])
+def test_a_tiles_moments_are_those_of_its_windows(side, padding, rows, width, folder):
+    (conv, _, _), *_ = blocked.convolutions(Shape(2, 16, 24, side, side, 3, 1, padding), "forward")
+    forward = kernels.source(blocked.FORWARD)
+    parts = (
+        kernels.source(blocked.OPERANDS).split("// ---- Arrays as they lie")[0],
+        between(BLOCKED, "#ifndef CHUNK", "// The pieces by which"),
+        between(forward, "// Where a lane's windows go", "// What four neighbours have"),
+        between(forward, "// What four neighbours have", "// Sums leave as they are stored"),
+        between(forward, "// Which of a lane's windows are in their row", "// Of a channel's sums: four lines"),
+        LEAVE,
+    )
+    file = emulator.File(folder, 0, "moments", "".join(parts), MODE=0, CHUNK=16, STRIDE=1, WIDTH=width)
+    bands = -(-conv.windows[0] // rows)
+    about = blocked.problem(conv, rows, bands, conv.pieces(rows), 24)
+    rng, found = np.random.default_rng(0), np.full((24, 2 * bands, 2), np.nan, "f4").view(emulator.Array)
+    for tile, channel in np.ndindex(2 * bands, 2):
+        sums = rng.normal(size=(16, width)) + 100  # of a warp: (channels, windows)
+        held = np.array([[sums[lane // 4 + i % 4 // 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2] for lane in range(32)]
+                         for i in range(width // 2)], "f4")  # fmt: skip
+        one = held.view(emulator.Array), found, np.int32(tile), np.int32(16 * channel), np.float32(0.5)
+        file.get_function("leave_tile")((1,), (32,), (about, *one))
+        first = tile % bands * rows
+        there = [row * conv.pitch + column for row in range(min(rows, conv.windows[0] - first))
+                 for column in range(conv.windows[1])]  # fmt: skip
+        windows = sums[: 24 - 16 * channel, there] * 0.5
+        wanted = np.stack([windows.mean(1), windows.var(1) * len(there)], -1)
+        np.testing.assert_allclose(found[16 * channel : 16 * channel + 16, tile], wanted[:16], rtol=1e-4)
+    assert np.isfinite(found).all()
+
+
+def mean_and_variance(tiles, moments, shape):
+    """Return those of each channel of a result, in float64, of the moments of its tiles."""
+    _, channels, height, width = shape.y
+    first = np.arange(tiles.shape[1]) % moments.bands * moments.rows
+    counts, (means, squares) = np.minimum(moments.rows, height - first) * width, tiles[:channels].astype(float).T
+    mean = np.average(means, 0, counts)
+    return mean, (squares + counts[:, None] * (means - mean) ** 2).sum(0) / counts.sum()
+
+
 @needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MODES)
@@ -598,10 +650,16 @@ def test_operands_made_once_serve_all_passes(name, shape):
         )
         (made,) = filters()
         y = blocked.empty_blocked(mode, *shape.y)
-        blocked.convolve(mode, shape, "forward", images, made["forward"], y)
+        moments = blocked.empty_moments(mode, shape)
+        blocked.convolve(mode, shape, "forward", images, made["forward"], y, moments=moments)
         dx = blocked.empty_blocked(mode, *shape.x)
         blocked.convolve(mode, shape, "input_gradient", gradient, made["input_gradient"], dx)
         found = [blocked_as_images(y, shape.channels_out), blocked_as_images(dx, shape.channels)]
+        mean, variance = mean_and_variance(cupy.asnumpy(moments.array), moments, shape)
+        exact = cupy.asnumpy(found[0]).astype(float)
+        assert_near = partial(np.testing.assert_allclose, rtol=10 * ERRORS[mode.precision])
+        assert_near(variance, exact.var((0, 2, 3)))
+        assert_near(mean, exact.mean((0, 2, 3)), atol=ERRORS[mode.precision] * exact.std())
         if blocked.why_not(blocked.MODES[name], shape, "weight_gradient") is None:
             dw = cupy.empty(shape.w, np.float32)
             blocked.weight_gradient(mode, shape, images, gradient, dw)

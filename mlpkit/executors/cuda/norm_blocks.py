@@ -167,8 +167,10 @@ class NormBlock:
         if stage.about.kernel:
             return norm.forward(stage.about, self.channels(stage), x, *ours, added, out, stage.conv.W)
         y = blocked.empty_blocked(self.mode, *stage.shape.y)
-        blocked.convolve(self.mode, stage.shape, "forward", x, self.made[number].pop("forward"), y)
-        return norm.forward(stage.about, self.channels(stage), y, *ours, added, out)
+        moments = blocked.empty_moments(self.mode, stage.shape)
+        filters = self.made[number].pop("forward")
+        blocked.convolve(self.mode, stage.shape, "forward", x, filters, y, moments=moments)
+        return norm.forward(stage.about, self.channels(stage), y, *ours, added, out, moments=moments)
 
     def backward(self, dy):
         self.came = [dy]  # a list: who takes the gradient from it drops it, too

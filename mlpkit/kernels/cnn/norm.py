@@ -184,13 +184,13 @@ def new_meeting(norm, blocks=None):
     return cupy.zeros(64 + 16 * messages * (1 + norm.kernel**2) + 8 * ctas * together, np.uint8)
 
 
-def forward(norm, channels, y, scale, meeting, added=None, out="operand", filters=None, blocks=None):
+def forward(norm, channels, y, scale, meeting, added=None, out="operand", filters=None, blocks=None, moments=None):
     """Normalize blocked y and what follows; return the result and `Kept`. The running averages move.
 
     With filters (o, 1, k, k), float32, y are images (n, 1, height, width), and their convolution is normalized. scale:
     see `blocked.new_scale`; of the result. meeting: see `new_meeting`, of this way. added: an operand. out:
     "operand" for `Stored`, "nc8hw8", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
-    instead of one for each multiprocessor.
+    instead of one for each multiprocessor. moments: of y, `blocked.Moments`, if its convolution has left them.
     """
     import cupy
 
@@ -204,10 +204,20 @@ def forward(norm, channels, y, scale, meeting, added=None, out="operand", filter
     about = np.array([*map(_address, vectors), settings[0]], np.uint64).view("V56")
     written = _addresses(to.array if isinstance(to, Stored) else to, marks, scale)
     others = (np.uintp(_address(added and added.array)), np.uintp(_address(added and added.scale)))
-    kernel = _kernel(FORWARD, "normalize", OUT=_out_number(norm, out), **norm.macros)
-    arguments = (sizes, about, y, np.uintp(_address(filters)), *others, meeting, written)
+    left = np.array([_address(moments and moments.array), *_words(moments)], np.uint64).view("V24")
+    macros = norm.macros | ({"MOMENTS": 1} if moments else {})
+    kernel = _kernel(FORWARD, "normalize", OUT=_out_number(norm, out), **macros)
+    arguments = (sizes, about, y, np.uintp(_address(filters)), *others, meeting, left, written)
     kernel((blocks,), (norm.threads,), arguments, shared_mem=shared, enable_cooperative_groups=True)
     return to, Kept(y, filters, statistics, marks, scale)
+
+
+def _words(moments):
+    """Return the integers of the kernel's argument `Moments`, two by two."""
+    if moments is None:
+        return 0, 0
+    sizes = moments.array.shape[1], moments.bands, moments.rows, 0
+    return np.array(sizes, np.int32).view(np.uint64)
 
 
 def _empty(norm, scale, out):

@@ -1,7 +1,9 @@
 // Batch normalization of a convolution's output, and all that follows before the next convolution, in one launch.
 //
-// Statistics of a batch need all of its images, and then all of these are needed again. Here blocks keep theirs in
-// shared memory while they tell each other what they have summed: the images are read from memory once. What leaves is
+// Statistics of a batch need all of its images, and then all of these are needed again. Where the convolution had its
+// sums in registers it has left the moments of its tiles, from which each block makes those of the batch (MOMENTS). Else
+// blocks keep their images in shared memory while they tell each other what they have summed: they are read from memory
+// once. What leaves is
 // the next convolution's operand: scaled, shifted, added to what went past a residual, with its ReLU and its pool, and
 // as fp16.
 //
@@ -14,6 +16,9 @@
 
 #include "norm.cuh"
 
+#ifndef MOMENTS
+#define MOMENTS 0  // whether the convolution has left the moments of its tiles
+#endif
 #ifndef OUT
 #define OUT 0  // 0: an operand of products. 1: blocked float32. 2: images of float32
 #endif
@@ -38,6 +43,12 @@ struct Written {
     void* to;
     void* marks;  // for the backward pass
     Scale* scale;
+};
+
+// What a convolution has left of its tiles, (channels, tiles): means, and sums of squared differences from them.
+struct Moments {
+    const float2* of;
+    int tiles, bands, rows, padding;  // an image is `bands` tiles, of `rows` rows or less
 };
 
 // What is known of a channel before there are statistics; asked for while its block waits for others. By a warp.
@@ -138,6 +149,21 @@ inline Sums moments(const Sizes& s, const float4* messages, int group, int chann
         counts[i] = cta < s.ctas ? (s.each + (cta < s.more)) * s.area() : 0;
     }
     return merged<32, MOST_HEARD>(each, counts, s.part);
+}
+
+// The same of all tiles that a convolution has left. They come to each lane twice, from L1 the second time.
+inline Sums moments(const Sizes& s, const Moments& m, int channel)
+{
+    const float2* from = m.of + (size_t)channel * m.tiles;
+    float pivot = from->x, away = 0, squares = 0;
+    const auto count = [&](int tile) { return float(min(m.rows, s.height - tile % m.bands * m.rows) * s.width); };
+    #pragma unroll 8
+    for (int i = threadIdx.x % 32; i < m.tiles; i += 32) away += count(i) * (from[i].x - pivot);
+    float mean = pivot + summed<32>(away) * s.part;
+    #pragma unroll 8
+    for (int i = threadIdx.x % 32; i < m.tiles; i += 32)
+        squares += from[i].y + count(i) * (from[i].x - mean) * (from[i].x - mean);
+    return {mean, summed<32>(squares)};
 }
 
 // The scale and shift of a channel go to shared memory, and the first CTA of a group keeps statistics. By a warp.
@@ -242,11 +268,12 @@ inline void write_out(const Sizes& s, const Written& w, const Share& share, int 
 }
 
 inline void normalize_share(const Sizes& s, const Norm& norm, const Elements& y, const Units& x, const Share& share,
-                            const Written& w, float scale)
+                            Arrivals& arrivals, const Written& w, float scale)
 {
     #pragma unroll 1
     for (Walk at(share, s.area_out(), s.by_area_out); at.image < share.end; at.next()) {
         float v[8];
+        arrivals.wait_for(share, at.image);
         Word marks = largest_of_window(s, norm, y, x, share, at.image, at.i, v);
         write_out(s, w, share, at.image, at.i, v, scale);
         size_t piece = share.place(at.image) * s.area_out() + at.i;
@@ -256,11 +283,12 @@ inline void normalize_share(const Sizes& s, const Norm& norm, const Elements& y,
 }
 
 // images: blocked, or images of one channel, and then filters. added: an operand, and its scale. By as many blocks as
-// there is room for at once: `ctas` for each group, of so many groups at a time.
+// there is room for at once: `ctas` for each group, of so many groups at a time. moments: where MOMENTS; then blocks
+// need not hear of each other.
 extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1)
 void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels p, const Piece* images,
                const float* filters, const Piece* added, const Scale* of_added, Told* told,
-               const __grid_constant__ Written w)
+               const __grid_constant__ Moments m, const __grid_constant__ Written w)
 {
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
@@ -283,12 +311,13 @@ void normalize(const __grid_constant__ Sizes s, const __grid_constant__ Channels
     for (; share.group < s.groups; share.next(s)) {
         Known known(s, p, share);
         y.set(s, share.group);
-        leave_moments(s, y, share, arrivals, shared.of_warps, told->sums(), launch);
+        if (!MOMENTS) leave_moments(s, y, share, arrivals, shared.of_warps, told->sums(), launch);
         if (threadIdx.x < 256)
-            settle(s, p, known, share, moments(s, told->sums(), share.group, threadIdx.x / 32, launch), shared);
+            settle(s, p, known, share, MOMENTS ? moments(s, m, known.c)
+                                               : moments(s, told->sums(), share.group, threadIdx.x / 32, launch), shared);
         __syncthreads();
-        normalize_share(s, Norm(shared, unscale), y, x, share, w, scale);
+        normalize_share(s, Norm(shared, unscale), y, x, share, arrivals, w, scale);
         __syncthreads();
     }
-    if (blockIdx.x == 0) count_launch(told, launch);
+    if (!MOMENTS && blockIdx.x == 0) count_launch(told, launch);
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -514,18 +514,43 @@ def launches(mode, shape, which, tiling=None):
     return [Launch(conv, tiling or tilings(conv, mode)[0], rows, columns) for conv, rows, columns in found]
 
 
-def convolve(mode, shape, which, images, filters, to, tiling=None, overlaps=False):
+class Moments(NamedTuple):
+    """Of a forward pass's tiles: means, and sums of squared differences from them, (channels, tiles, 2), float32.
+
+    An image is `bands` tiles; rows: of windows of a tile, but perhaps of an image's last one.
+    """
+
+    array: Any
+    bands: int
+    rows: int
+
+
+def empty_moments(mode, shape):
+    """Return `Moments` to be left by a forward pass, from `cupy.empty`; None where its kernels leave none."""
+    import cupy
+
+    if mode.products:
+        return None
+    (one,) = launches(mode, shape, "forward")
+    rows, bands = one.tiling.rows(one.conv)
+    size = 8 * groups_of(shape.channels_out), shape.batch * bands, 2
+    return Moments(cupy.empty(size, np.float32), bands, rows)
+
+
+def convolve(mode, shape, which, images, filters, to, tiling=None, overlaps=False, moments=None):
     """Ask for a forward pass, or an input gradient: of images, or dy, and filters, both `Stored`, into `to`.
 
     mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_blocked` returns, written whole.
     overlaps: whether it begins before the kernel before it has ended, which must not be one that writes the filters,
-    and the one behind it may; see `kernels.overlap`. A graph can record it. Raises RuntimeError where the driver
-    refuses.
+    and the one behind it may; see `kernels.overlap`. moments: to be left, as `empty_moments` returns them, or None. A
+    graph can record it. Raises RuntimeError where the driver refuses.
     """
     found = launches(mode, shape, which, tiling)
     if sum(one.conv.windows[0] * one.conv.windows[1] for one in found) < to.shape[2] * to.shape[3]:
         to.fill(0)  # no window has seen some of the pixels
-    convolve_with((("OVERLAPS", 1),) if overlaps else (), mode, shape, which, images, filters, to, tiling=tiling)
+    macros = (("OVERLAPS", 1),) * overlaps + (("MOMENTS", 1),) * bool(moments)
+    told = (moments.array,) if moments else ()
+    convolve_with(macros, mode, shape, which, images, filters, to, *told, tiling=tiling)
 
 
 def convolve_with(macros, mode, shape, which, images, filters, to, *told, tiling=None):

@@ -34,6 +34,9 @@
 #include "between.cuh"
 #endif
 
+#ifndef MOMENTS
+#define MOMENTS 0  // whether the mean and the variance of what leaves are asked for, in parts
+#endif
 #ifndef FORGETS
 #define FORGETS 0  // whether there is no pool, and nobody needs to know what the ReLU cut off: in bfloat16
 #endif
@@ -104,6 +107,13 @@ struct Place {
     }
 };
 
+// What four neighbours have, added up, for all of them.
+inline float summed_by_four(float mine)
+{
+    mine += __shfl_xor_sync(~0u, mine, 1);
+    return mine + __shfl_xor_sync(~0u, mine, 2);
+}
+
 // Sums leave as they are stored: 8 lanes have the same window and 8 output channels, in two blocks of channels or one.
 inline void store(const Problem& p, void* to, int tile, int channel, const float (&sums)[WIDTH / 2], float unscale)
 {
@@ -140,6 +150,48 @@ inline void store(const Problem& p, void* to, int tile, int channel, const float
                     if (place.y < rows && place.x < p.windows_x && channel + 8 * half < p.to_channels)
                         planes[half][place.at * 4] = sums[4 * i + 2 * half + pair] * unscale;
         }
+    }
+}
+
+// Which of a lane's windows are in their row, a bit for each: 8 i + lane % 4 * 2 + pair is the one of bit 2 i + pair.
+inline Word64 windows_inside(const Problem& p, int lane)
+{
+    int down = divided_by_pitch(p, 8), right = 8 - down * p.pitch;
+    Word64 inside = 0;
+    #pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+        Place place(p, lane % 4 * 2 + pair, 0);
+        #pragma unroll
+        for (int i = 0; i < WIDTH / 8; ++i, place.next(p, down, right))
+            inside |= Word64(place.x < p.windows_x) << (2 * i + pair);
+    }
+    return inside;
+}
+
+// For a normalization behind: the mean of a tile's sums of each channel, and the sum of squared differences from it. A
+// lane has windows of two channels, and three neighbours have the others. Sums are taken less the first one: what is
+// summed is small then. to: (channels, tiles). inside: as `windows_inside` returns.
+inline void leave_moments(const Problem& p, float2* to, int tile, int channel, const float (&sums)[WIDTH / 2],
+                          float unscale, Word64 inside)
+{
+    int image = tile / p.bands, lane = threadIdx.x % 32, rows = min(p.rows, p.windows_y - tile % p.bands * p.rows);
+    if (image >= p.images) return;
+    int windows = rows * p.pitch, mine = windows / 8 * 2 + min(max(windows % 8 - lane % 4 * 2, 0), 2);
+    if (mine < 64) inside &= (Word64(1) << mine) - 1;
+    float part = __fdividef(1, rows * p.windows_x);
+    #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float pivot = __shfl_sync(~0u, sums[2 * half], lane / 4 * 4), sum = 0, squares = 0;
+        #pragma unroll
+        for (int k = 0; k < WIDTH / 4; ++k) {
+            float away = sums[k / 2 * 4 + 2 * half + k % 2] - pivot;
+            if (inside >> k & 1) sum += away, squares = fmaf(away, away, squares);
+        }
+        sum = summed_by_four(sum), squares = summed_by_four(squares);
+        squares = fmaxf(fmaf(-sum * part, sum, squares), 0);
+        int of = channel + 8 * half + lane / 4;
+        if (lane % 4 == 0 && of < p.to_channels)
+            to[(size_t)of * p.images * p.bands + tile] = {fmaf(sum, part, pivot) * unscale, squares * unscale * unscale};
     }
 }
 
@@ -287,6 +339,8 @@ inline void add_to_first(const Problem& p, const First& f, int tile, int part, i
 using After = First;
 #elif FOLLOWED
 using After = Following;
+#elif MOMENTS
+using After = float2*;
 #else
 struct After {};
 #endif
@@ -455,7 +509,7 @@ struct FirstBuffers {
 
 // The epilogue of an item: its accumulators leave, as this file's macros say.
 static __device__ __forceinline__ void epilogue(const Problem& p, const Work work, int warp, int lane, int item,
-                                                int channel, float bias, float (&sums)[MINE / 2],
+                                                int channel, float bias, Word64 inside, float (&sums)[MINE / 2],
                                                 const float& unscale, void* to, const After& after,
                                                 const FirstBuffers& first)
 {
@@ -479,6 +533,9 @@ static __device__ __forceinline__ void epilogue(const Problem& p, const Work wor
           buffer + warp * 8 * LINE);
 #else
     store(p, to, item / work.heights * TILES + tile, channel, sums, unscale);
+#if MOMENTS
+    leave_moments(p, after, item / work.heights * TILES + tile, channel, sums, unscale, inside);
+#endif
 #endif
 }
 
@@ -490,6 +547,7 @@ static __device__ __forceinline__ void consume(const Problem& p, const Work work
     int first_window = group / (TILES * HEIGHTS) * MINE;
     int slot = 0, round = 0, last = 0, buffer = 0, image_round = 0;
     FirstBuffers first(work, warp, lane);
+    Word64 inside = MOMENTS ? windows_inside(p, lane) : 0;  // meanwhile the first tile is on its way
     for (int item = blockIdx.x; item < work.items; item += gridDim.x) {
 #if FIRST
         int image_of_first = (item * TILES + tile) / p.bands;
@@ -542,7 +600,7 @@ static __device__ __forceinline__ void consume(const Problem& p, const Work work
             #pragma unroll
             for (int i = 0; i < MINE / 2; ++i) sums[i] = total[i];
         }
-        epilogue(p, work, warp, lane, item, channel, bias, sums, unscale, to, after, first);
+        epilogue(p, work, warp, lane, item, channel, bias, inside, sums, unscale, to, after, first);
     }
 #if FIRST
     griddepcontrol_wait();  // those before have read what was there
@@ -554,7 +612,7 @@ static __device__ __forceinline__ void consume(const Problem& p, const Work work
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ Problem p, const void* filters,
               void* to, const Scale* of_images, const Scale* of_filters
-#if FIRST || FOLLOWED
+#if FIRST || FOLLOWED || MOMENTS
               , const __grid_constant__ After after
 #endif
 )
@@ -562,7 +620,7 @@ void convolve(const __grid_constant__ TensorMap images, const __grid_constant__ 
     extern __shared__ __align__(128) unsigned char shared_bytes[];
     __shared__ Barriers barriers;
     __shared__ float unscale;
-#if !FIRST && !FOLLOWED
+#if !FIRST && !FOLLOWED && !MOMENTS
     After after;
 #endif
     Work work(p, shared_bytes);
