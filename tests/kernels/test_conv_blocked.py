@@ -608,9 +608,9 @@ def test_a_tiles_moments_are_those_of_its_windows(side, padding, rows, width, fo
     rng, found = np.random.default_rng(0), np.full((24, 2 * bands, 2), np.nan, "f4").view(emulator.Array)
     for tile, channel in np.ndindex(2 * bands, 2):
         sums = rng.normal(size=(16, width)) + 100  # of a warp: (channels, windows)
-        held = np.array([[sums[lane // 4 + i % 4 // 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2] for lane in range(32)]
+        lanes = np.array([[sums[lane // 4 + i % 4 // 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2] for lane in range(32)]
                          for i in range(width // 2)], "f4")  # fmt: skip
-        one = held.view(emulator.Array), found, np.int32(tile), np.int32(16 * channel), np.float32(0.5)
+        one = lanes.view(emulator.Array), found, np.int32(tile), np.int32(16 * channel), np.float32(0.5)
         file.get_function("leave_tile")((1,), (32,), (about, *one))
         first = tile % bands * rows
         there = [row * conv.pitch + column for row in range(min(rows, conv.windows[0] - first))

@@ -54,7 +54,10 @@ MEANT = {  # a word: where it stands for something else, and for what
     },
     "bundle": {"of MIME types": "*/test_plots.py"},
     "moments": {
-        "a distribution's, as Adam's": "*/lab/peers/* */norm_forward.cu",
+        "a distribution's, as Adam's": (
+            "*/lab/peers/* */norm_forward.cu */conv_11_blocked.cu */conv/blocked.py */cnn/norm.py */norm_blocks.py "
+            "*/test_cnn_norm.py */test_norm_blocks.py */test_conv_blocked.py"
+        ),
         "when a process is killed": "*/test_files.py */test_kills.py",
     },
     "turned": {
