@@ -54,7 +54,10 @@ class Overlapping:
 
 
 class InTurn:
-    """A kernel whose first act is `begin_in_turn()`. Where steps are `recording`, it overlaps with those before it."""
+    """A kernel that calls `begin_in_turn()`, before which it reads only what was there when the kernel ahead began.
+
+    Where steps are `recording`, it overlaps with those before it.
+    """
 
     def __init__(self, kernel):
         self.kernel = kernel

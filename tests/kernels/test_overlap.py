@@ -72,7 +72,14 @@ def test_a_kernel_that_may_begin_early_waits_for_those_before_it(name):
     assert found
     for kernel in found:
         body = kernel[: kernel.index("\n}\n")]
-        assert "begin_in_turn();" in body, body.splitlines()[0]
+        assert "begin_in_turn();" in body or "ask_for(share" in body, body.splitlines()[0]
+
+
+def test_so_does_who_asks_for_units_of_batch_normalization():
+    asks = (kernels.FOLDER / "cnn/norm.cuh").read_text(encoding="utf-8").split("inline void ask_for(")[1].split("\n}\n")[0]
+    hopper, others = asks.split("#else")
+    for text, late in ((hopper, "late.ask(share, i"), (others, "there.ask(share)")):
+        assert text.index("begin_in_turn();") < text.index(late)
 
 
 def test_only_what_is_recorded_behind_kernels_begins_early(monkeypatch):

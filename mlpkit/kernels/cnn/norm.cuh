@@ -1,15 +1,15 @@
 // What the kernels of batch normalization share: who has which part of the images, and sums over all of them.
 //
 // Eight channels of an image are a unit: they lie in one piece of memory. A block has such a group of channels of some
-// images. It brings these units to shared memory and looks at them twice: once for the sums, and again, when it has
-// heard of the other blocks' sums. So an array is read from memory once. Units for which there is no room are read
-// twice, and so are all but the first group of a block, where there are more groups than blocks.
+// images. It brings these units to shared memory and looks at them twice: once for the sums, if nobody has made them,
+// and again, when it has heard of the other blocks' sums. So an array is read from memory once. Units for which there is
+// no room are read twice, and so are all but the first group of a block, where there are more groups than blocks.
 //
 // Where one channel is read (STEM), what is normalized is not in memory at all: nine multiplications are less work than
 // four bytes are. It is made again wherever it is needed, from the image.
 //
 // All of this takes some microseconds, and most instructions run once or a few times: to bring them takes as long as to
-// run them. So loops over pixels are not unrolled.
+// run them. So loops over pixels are not unrolled, but those over the few of a window.
 //
 // Sums go from threads to warps, blocks and groups in an order that is always the same. So they have the same bits each
 // time.
@@ -47,7 +47,7 @@ struct Sizes {
     int resident;                                    // units of a block for which there is room in shared memory
     int ctas, together;                              // blocks that share a group, and groups that are had at a time
     int each, more;                                  // images of a block; so many CTAs have one more
-    Word by_width, by_across, by_area, by_area_out, by_ctas;  // see `divided`; across: of windows, or results
+    Word by_width, by_across, by_area, by_windows, by_ctas;  // see `divided`; across, windows: those of an image
     float count, part, root;                         // values of a channel, 1 / count, sqrt(count)
 
     __device__ int area() const { return height * width; }
@@ -322,8 +322,9 @@ struct Elements {
     }
 };
 
-// Ask for the block's first units of two arrays: of the first one, which is there for long, before it is this kernel's
-// turn, which begins here. By all threads, who then meet: before Hopper all is there when they have.
+// Ask for the block's first units of two arrays. It is this kernel's turn here, `begin_in_turn`: the first array must
+// have been there when the kernel ahead began, and is asked for before. By all threads, who then meet: before Hopper all
+// is there when they have.
 inline void ask_for(const Share& share, const Units& there, const Units& late, Word64* barriers)
 {
 #if HOPPER

@@ -190,7 +190,8 @@ def forward(norm, channels, y, scale, meeting, added=None, out="operand", filter
     With filters (o, 1, k, k), float32, y are images (n, 1, height, width), and their convolution is normalized. scale:
     see `blocked.new_scale`; of the result. meeting: see `new_meeting`, of this way. added: an operand. out:
     "operand" for `Stored`, "nc8hw8", or "nchw" for images (n, c, h, w) in float32. A graph can record it. blocks:
-    instead of one for each multiprocessor. moments: of y, `blocked.Moments`, if its convolution has left them.
+    instead of one for each multiprocessor. moments: of y, `blocked.Moments`, if its convolution has left them. Where
+    kernels begin in turn, the one ahead of this one must not have written `added`.
     """
     import cupy
 
@@ -243,7 +244,8 @@ def backward(
     dy: the gradient of the result, blocked, or images where layout is "nchw". past: `Past`, whose gradient belongs to
     the result, too. keep: return blocked, too, the gradient before the normalization, which goes past a residual.
     again: make an operand again that `forward` has returned and nobody kept; nothing was added to it, and there was no
-    pool. dw: where images of one channel were read, their filters' gradient, written instead.
+    pool. dw: where images of one channel were read, their filters' gradient, written instead. Where kernels begin in
+    turn, the one ahead of this one may have written gradients alone.
     """
     pieces = norm.pieces + (norm.stored * norm.out[0] * norm.out[1] if layout == "nc8hw8" else 0)
     whole = norm.mode, norm.n, norm.channels, norm.height, norm.width

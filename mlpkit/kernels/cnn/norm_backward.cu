@@ -36,7 +36,7 @@
 #define SIDE 1  // of the windows that a thread has whole, as their pixels have a pixel of a pool's result in common
 #endif
 #ifndef AHEAD
-#define AHEAD !STEM  // which leaves no registers: its pixels ask again, and find all but the first time in L1
+#define AHEAD !STEM  // a stem has no registers left: each pixel asks again, and finds all but the first time in L1
 #endif
 #ifndef KEEP
 #define KEEP 0  // whether d is stored, too, blocked: the gradient that goes past a residual, where two were added
@@ -137,8 +137,10 @@ struct Gradient {
         far.from = inside ? y * across + x : 0, far.choice = row % POOL * POOL + column % POOL;
         if constexpr (FROM != 0) read_image(s, own.gradient, share, image, s.area_out(), far.from, far.own);
         size_t place = share.place(image) * s.area_out() + far.from;
-        if constexpr (POOL > 1) far.marks = inside ? static_cast<const Word*>(own.marks)[place] : ~0u;
-        else if constexpr (RELU && ADD) far.marks = static_cast<const unsigned char*>(own.marks)[place];
+        if constexpr (POOL > 1) {
+            Word marks = static_cast<const Word*>(own.marks)[place];
+            far.marks = inside ? marks : ~0u;
+        } else if constexpr (RELU && ADD) far.marks = static_cast<const unsigned char*>(own.marks)[place];
         if constexpr (PAST > 0) ask_past(s, share, image, y, x, far);
         return far;
     }
@@ -199,7 +201,7 @@ inline void for_each_pixel(const Sizes& s, const Share& share, const Gradient& g
         int row = divided(at.i, across, by_across);
         return gradient.ask(s, share, min(at.image, share.end - 1), row * S, (at.i - row * across) * S);
     };
-    Walk next(share, (s.height + S - 1) / S * across, S == 1 ? s.by_area : s.by_area_out);
+    Walk next(share, (s.height + S - 1) / S * across, S == 1 ? s.by_area : s.by_windows);
     Far ahead = AHEAD ? ask(next) : Far{};
     #pragma unroll 1
     while (next.image < share.end) {
@@ -515,7 +517,7 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     if constexpr (STEM) {
         #pragma unroll 1
         for (Share mine = share; mine.group < s.groups; mine.next(s)) {
-            if (more) {
+            if (mine.group != share.group) {
                 norm = Norm(s, p, mine.group), y.set(s, mine.group);
                 sum_windows(s, y, mine, y.middle(norm.mean), shared);
             }
@@ -530,7 +532,7 @@ void normalize_backward(const __grid_constant__ Sizes s, const __grid_constant__
     float most = 0;
     #pragma unroll 1
     for (Share mine = share; mine.group < s.groups; mine.next(s)) {
-        if (more) norm = Norm(s, p, mine.group);
+        if (mine.group != share.group) norm = Norm(s, p, mine.group);
         float found = leave_sums(s, norm, y, gradient, mine, arrivals, shared.of_warps, told->sums(), launch);
         most = fmaxf(most, found);
     }

@@ -1,11 +1,12 @@
 // Batch normalization of a convolution's output, and all that follows before the next convolution, in one launch.
 //
 // Statistics of a batch need all of its images, and then all of these are needed again. Where the convolution had its
-// sums in registers it has left the moments of its tiles, from which each block makes those of the batch (MOMENTS). Else
-// blocks keep their images in shared memory while they tell each other what they have summed: they are read from memory
-// once. What leaves is
-// the next convolution's operand: scaled, shifted, added to what went past a residual, with its ReLU and its pool, and
-// as fp16.
+// sums in registers it has left the moments of its tiles, from which each block makes those of the batch (MOMENTS): of
+// sums before they were rounded to bfloat16, which matters where a mean is some hundred deviations. Else blocks keep
+// their images in shared memory while they tell each other what they have summed: they are read from memory once.
+//
+// What leaves is the next convolution's operand: scaled, shifted, added to what went past a residual, with its ReLU and
+// its pool, and as fp16.
 //
 // fp16 needs a scale before its first value is known. None of m values of mean 0 and deviation 1 is larger than
 // sqrt(m - 1): so gamma and beta tell the largest that can come. That is some bits more than what comes, and there are
@@ -271,7 +272,7 @@ inline void normalize_share(const Sizes& s, const Norm& norm, const Elements& y,
                             Arrivals& arrivals, const Written& w, float scale)
 {
     #pragma unroll 1
-    for (Walk at(share, s.area_out(), s.by_area_out); at.image < share.end; at.next()) {
+    for (Walk at(share, s.area_out(), s.by_windows); at.image < share.end; at.next()) {
         float v[8];
         arrivals.wait_for(share, at.image);
         Word marks = largest_of_window(s, norm, y, x, share, at.image, at.i, v);

@@ -517,7 +517,7 @@ def launches(mode, shape, which, tiling=None):
 class Moments(NamedTuple):
     """Of a forward pass's tiles: means, and sums of squared differences from them, (channels, tiles, 2), float32.
 
-    An image is `bands` tiles; rows: of windows of a tile, but perhaps of an image's last one.
+    An image is `bands` tiles; rows: of windows in each, but an image's last one may have fewer.
     """
 
     array: Any
@@ -525,13 +525,16 @@ class Moments(NamedTuple):
     rows: int
 
 
-def empty_moments(mode, shape):
-    """Return `Moments` to be left by a forward pass, from `cupy.empty`; None where its kernels leave none."""
+def empty_moments(mode, shape, tiling=None):
+    """Return `Moments` to be left by a forward pass, from `cupy.empty`; None where its kernels leave none.
+
+    tiling: of that pass, see `convolve`.
+    """
     import cupy
 
     if mode.products:
         return None
-    (one,) = launches(mode, shape, "forward")
+    (one,) = launches(mode, shape, "forward", tiling)
     rows, bands = one.tiling.rows(one.conv)
     size = 8 * groups_of(shape.channels_out), shape.batch * bands, 2
     return Moments(cupy.empty(size, np.float32), bands, rows)
@@ -542,8 +545,8 @@ def convolve(mode, shape, which, images, filters, to, tiling=None, overlaps=Fals
 
     mode: a `Mode`. filters: as `Filters` makes them for this pass. to: as `empty_blocked` returns, written whole.
     overlaps: whether it begins before the kernel before it has ended, which must not be one that writes the filters,
-    and the one behind it may; see `kernels.overlap`. moments: to be left, as `empty_moments` returns them, or None. A
-    graph can record it. Raises RuntimeError where the driver refuses.
+    and the one behind it may; see `kernels.overlap`. moments: to be left by a forward pass, as `empty_moments`
+    returns them, or None. A graph can record it. Raises RuntimeError where the driver refuses.
     """
     found = launches(mode, shape, which, tiling)
     if sum(one.conv.windows[0] * one.conv.windows[1] for one in found) < to.shape[2] * to.shape[3]:

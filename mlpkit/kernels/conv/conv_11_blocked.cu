@@ -19,6 +19,8 @@
 // The input gradient is the same product: dy and filters rotated by 180 degrees; for a stride of 2, four times, each
 // with the taps that hit the pixels of one phase.
 //
+// A normalization behind needs the moments of all sums. The epilogue leaves those of each tile (MOMENTS).
+//
 // What follows the convolution may be done in the epilogue (FOLLOWED): bias, pool and ReLU. The four sums of a pool's
 // window lie in registers of different lanes, so they go through shared memory, eight channels at a time.
 //
@@ -168,9 +170,9 @@ inline Word64 windows_inside(const Problem& p, int lane)
     return inside;
 }
 
-// For a normalization behind: the mean of a tile's sums of each channel, and the sum of squared differences from it. A
-// lane has windows of two channels, and three neighbours have the others. Sums are taken less the first one: what is
-// summed is small then. to: (channels, tiles). inside: as `windows_inside` returns.
+// For a normalization behind: the mean of a tile's sums of each channel, and the sum of squared differences from it, all
+// as they are in registers, not yet rounded. A lane has windows of two channels, and three neighbours have the others.
+// Sums are taken less the first one: what is summed is small then. to: (channels, tiles). inside: as `windows_inside` returns.
 inline void leave_moments(const Problem& p, float2* to, int tile, int channel, const float (&sums)[WIDTH / 2],
                           float unscale, Word64 inside)
 {
