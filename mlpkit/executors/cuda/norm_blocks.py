@@ -127,6 +127,7 @@ class NormBlock:
         self.scale_x = blocked.new_scale() if mode.fp16_parts else None
         self.scales = [(blocked.new_scale(), blocked.new_scale()) if mode.fp16_parts else (None, None) for _ in stages]
         self.meetings = [(norm.new_meeting(stage.about), norm.new_meeting(stage.about)) for stage in stages]
+        self.moments = [None if stage.about.kernel else blocked.empty_moments(mode, stage.shape) for stage in stages]
         self.last_uses = last_uses(stages)
         wanted = [
             (stage.shape, stage.conv.W, blocked.PASSES_OF_FILTERS[: 1 + (number > 0 or self.wants_dx)])
@@ -166,10 +167,9 @@ class NormBlock:
         out, x = "operand" if out == "stored" else out, self.x[number]
         if stage.about.kernel:
             return norm.forward(stage.about, self.channels(stage), x, *ours, added, out, stage.conv.W)
-        y = blocked.empty_blocked(self.mode, *stage.shape.y)
-        moments = blocked.empty_moments(self.mode, stage.shape)
-        filters = self.made[number].pop("forward")
-        blocked.convolve(self.mode, stage.shape, "forward", x, filters, y, moments=moments)
+        y, moments = blocked.empty_blocked(self.mode, *stage.shape.y), self.moments[number]
+        of = self.mode, stage.shape, "forward", x
+        blocked.convolve(*of, self.made[number].pop("forward"), y, moments=moments)
         return norm.forward(stage.about, self.channels(stage), y, *ours, added, out, moments=moments)
 
     def backward(self, dy):
