@@ -12,7 +12,8 @@ from mlpkit.words import short_sentences
 
 from .arrays import from_arrays
 
-PIXEL = re.compile(r"[a-z]*_?(\d+)(?:x(\d+))?")
+PIXEL = re.compile(r"[a-z]*_?(\d{1,9})(?:x(\d{1,9}))?")
+PACKED = (".gz", ".bz2", ".xz", ".lzma")  # what NumPy unpacks by its name
 NO_TABLE = "is no table in UTF-8 text: save it as CSV, UTF-8."
 LONGEST = 2**22  # bytes of a first line
 
@@ -60,7 +61,7 @@ def _read(path, shape, label):
     shape = shape or (1, isqrt(pixels), isqrt(pixels))
     if prod(shape) != pixels or not pixels:
         raise ValueError(f"{path} has {pixels} columns of pixels, which are no image {shape}: say its shape=.")
-    table = _table(path, has_header)
+    table = _table(path, len(fields), has_header)
     y = None if column is None else table[:, column].astype(np.int64)
     X = table if column is None else np.delete(table, column, axis=1)
     if X.max() > 255:
@@ -72,8 +73,8 @@ def _read(path, shape, label):
 def _first_line(path):
     with open(path, "rb") as file:
         line = file.readline(LONGEST)
-    if line[:2] in (b"PK", b"\x1f\x8b"):
-        raise ValueError(f"{path} is packed: unpack it first.")
+    if line[:2] in (b"PK", b"\x1f\x8b") or path.suffix.lower() in PACKED:
+        raise ValueError(f"{path} is packed, or named so: unpack it first, and call it .csv.")
     try:
         text = line.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
@@ -101,7 +102,7 @@ def _label_column(path, fields, label):
     return names.index(label) if label in names else None
 
 
-def _table(path, has_header):
+def _table(path, columns, has_header):
     """Return all numbers, (rows, columns) uint16."""
     try:
         with warnings.catch_warnings():
@@ -118,4 +119,8 @@ def _table(path, has_header):
         raise ValueError(f"{path}: {told}.".replace("\n", " ")) from None
     if not table.size:
         raise ValueError(f"{path} has no rows.")
+    if table.shape[1] != columns:
+        raise ValueError(
+            f"{path} has {columns} names in its header, and {table.shape[1]} numbers a row: mend one of them."
+        )
     return table

@@ -94,6 +94,10 @@ def test_a_tilde_is_the_readers_home(csv, monkeypatch):
         ("label,p0,label,p1,p2,p3\n1,1,1,1,1,1\n", ["2 columns called 'label'"]),
         ("label,p1,p0,p2,p3\n1,1,1,1,1\n", ["another order"]),
         ("label,p0,p0,p2,p3\n1,1,1,1,1\n", ["another order, or twice"]),
+        ("label,p0,p1,p2,p3\n1,1,1,1\n", ["5 names", "4 numbers a row"]),
+        ("p0,p1,p2,p3,label\n1,1,1,1\n", ["5 names", "4 numbers a row"]),
+        ("label,p0\n1,1,1\n", ["2 names", "3 numbers a row"]),
+        (f"label,p{'1' * 5000},p2,p3,p4\n1,1,1,1,1\n", ["is no pixel"]),
         ("label,p0,p1,p2\n1,1,1,1\n", ["3 columns of pixels", "shape="]),
         ("label\n,1\n", ["separated by commas"]),
         ("1,2,3,4,5\n1,2,3,4\n", ["5 to 4", "row 2"]),
@@ -129,6 +133,14 @@ def test_what_is_no_text_is_refused_in_one_sentence(csv):
     assert "save it as CSV, UTF-8" in str(caught.value)
     with pytest.raises(TypeError, match="name of a column"):
         data.from_csv(path, label=0)
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "lzma", "GZ"])
+def test_what_is_named_as_if_it_were_packed_is_told(ending, csv):
+    path = csv(table(None, Y, X), f"train.csv.{ending}")
+    with pytest.raises(ValueError, match="unpack it first") as caught:
+        data.from_csv(path)
+    one_sentence(caught.value, path)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
