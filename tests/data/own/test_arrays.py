@@ -1,6 +1,7 @@
 """Arrays of one's own: what could be meant in one way alone is taken so, and the rest is said or refused."""
 
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ def test_floats_that_end_at_255_are_divided_and_it_is_said(dtype):
 def test_rows_of_measurements_are_as_they_are():
     rows = RNG.normal(size=(60, 4)) * 1e6
     assert_array_equal(whole(rows)[0], rows.astype(np.float32))
+    assert_array_equal(whole((rows * 1e20).astype(object))[0], (rows * 1e20).astype(np.float32))
 
 
 def test_black_and_almost_black_is_told():
@@ -113,6 +115,8 @@ def test_black_and_almost_black_is_told():
         (X.astype(str), TypeError),
         (np.full((60, 3), None), TypeError),
         (np.full((60, 3), "a", object), TypeError),
+        (np.full((60, 3), np.inf, object), ValueError),
+        (np.full((60, 3), 10**400, object), TypeError),
         (np.ma.array(X), TypeError),
         (None, ValueError),
         ("X", ValueError),
@@ -163,6 +167,11 @@ def test_a_column_of_pandas_is_an_array_of_objects():
         refused(TypeError, "labels must be", X, Column(*Y[:-1].tolist(), odd))
 
 
+def test_labels_of_parts_may_be_of_several_types():
+    found = data.from_arrays(X, Y.astype(np.int64), validation=(X, Y.astype(np.uint64)), test=Fraction(1, 3))
+    assert (found.classes, found.validation.y.dtype, len(found.test.y)) == (("0", "1", "2"), np.int64, 21)
+
+
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=9, unique=True))
 def test_any_whole_numbers_become_0_to_the_last_and_it_is_said(numbers):
     labels = np.array(numbers)[np.arange(60) % len(numbers)]
@@ -192,6 +201,10 @@ def test_names_may_be_given_to_numbers():
         (np.ma.array(Y), TypeError, "mask"),
         (Y.astype("M8[s]"), TypeError, "whole numbers or texts"),
         (np.full((60, 2), np.inf), ValueError, "finite"),
+        (np.full((60, 2), 1e300), ValueError, "finite"),
+        (np.array([1, 2, 2**63] * 20, np.uint64), ValueError, "as texts"),
+        ([1, 2, -(10**5000)] * 20, ValueError, "as texts"),
+        (np.full((60, 2, 2), "a"), TypeError, "maps"),
     ],
 )
 def test_what_is_no_label_is_refused_in_one_sentence(wrong, error, match):
@@ -280,6 +293,9 @@ def test_what_is_done_is_done_to_all_parts_and_said_once():
         ({"seed": 0.5}, TypeError, "seed"),
         ({"classes": 5}, TypeError, "a tuple of names"),
         ({"classes": "abc"}, TypeError, "a tuple of names"),
+        ({"classes": b"abc"}, TypeError, "a tuple of names"),
+        ({"classes": {"ant", "bee", "cat"}}, TypeError, "a tuple of names"),
+        ({"classes": {"bee": 1, "ant": 0, "cat": 2}}, TypeError, "a tuple of names"),
         ({"classes": ("ant", "bee", "ant")}, ValueError, "two are called 'ant'"),
     ],
 )

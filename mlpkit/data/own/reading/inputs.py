@@ -1,5 +1,7 @@
 """Numbers that are pixels become bytes, and others float32: a network divides bytes by 255, and floats by nothing."""
 
+from contextlib import suppress
+
 import numpy as np
 
 from mlpkit.checks import as_array, check_finite
@@ -29,9 +31,11 @@ def as_inputs(X, said):
 def _values(X):
     """Return an array of Python's objects as one of numbers, as a table of pandas may need it."""
     try:
-        whole = X.astype(np.int64)
-        return whole if (whole == X).all() else X.astype(np.float64)
-    except (TypeError, ValueError) as error:
+        with suppress(OverflowError):  # where one is too large for a whole number, or infinite
+            whole = X.astype(np.int64)
+            return whole if (whole == X).all() else X.astype(np.float64)
+        return X.astype(np.float64)
+    except (OverflowError, TypeError, ValueError) as error:
         raise TypeError(f"X must be numbers, and none missing ({error}).".replace("\n", " ")) from None
 
 

@@ -1,6 +1,6 @@
 """What is to be learned: labels of any kind become numbers from 0 on, and of each class a share is drawn."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from numbers import Integral
 
 import numpy as np
@@ -30,7 +30,7 @@ def as_targets(parts, classes, said):
 
 def _checked_classes(classes):
     """Return the names of classes as a tuple of texts. TypeError for what are none, ValueError for equal ones."""
-    if isinstance(classes, str) or not isinstance(classes, Iterable):
+    if isinstance(classes, str | bytes | Mapping | Set) or not isinstance(classes, Iterable):  # a set has no order
         raise TypeError(f"classes must be a tuple of names, such as ('cat', 'dog'), not {classes!r}.")
     names = tuple(map(str, classes))
     if len(set(names)) < len(names):
@@ -52,24 +52,34 @@ def _as_array(y, n):
             whole = np.isfinite(y).all() and (y == np.rint(y)).all()
             way = "y.astype(int)" if whole else "leave out what is missing"
             raise TypeError(f"labels must be whole numbers, not {y.dtype}: {way}; of measurements give y[:, None].")
-        return check_finite("y", y.astype(np.float32, copy=False))
+        with np.errstate(over="ignore"):
+            return check_finite("y", y.astype(np.float32, copy=False))
     if y.dtype.kind not in "iubU":
         raise TypeError(f"labels must be whole numbers or texts, not {y.dtype}.")
+    if y.ndim > 2 and y.dtype.kind == "U":
+        raise TypeError(f"maps {y.shape} must be of whole numbers, not of texts.")
     if y.ndim == 2:
         one_hot = ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
         way = (
             "take argmax(axis=1) of these one-hot rows" if one_hot else "give numbers to predict as astype(np.float32)"
         )
         raise ValueError(f"labels must have shape ({n},), not {y.shape}: {way}.")
-    return y
+    return _of_64_bits(y) if y.dtype == np.uint64 else y
+
+
+def _of_64_bits(y):
+    """Return whole numbers as int64: beside it, NumPy would make floats of uint64. Raises ValueError beyond it."""
+    if any(not -(2**63) <= value < 2**63 for value in (y.min(), y.max())):
+        raise ValueError("labels must be whole numbers from -2**63 to 2**63 - 1: give larger ones as texts.")
+    return y.astype(np.int64)
 
 
 def _of_objects(y):
     """Return an array of Python's objects as one of texts or whole numbers, such as of a column of pandas."""
-    for kind, dtype in ((str, str), (Integral, np.int64)):
+    for kind in (str, Integral):
         odd = [value for value in y.flat if not isinstance(value, kind)]
         if not odd:
-            return y.astype(dtype)
+            return y.astype(str) if kind is str else _of_64_bits(y)
         if len(odd) < y.size:
             break
     raise TypeError(f"labels must be texts, or whole numbers, and none missing, but one is {odd[0]!r}.")
@@ -114,7 +124,7 @@ def drawn(y, shares, seed):
     Of labels (n,) each class has its share, to the nearest whole number, and keeps one at least. Raises ValueError for
     a share that has nothing.
     """
-    shares, seed = {part: share for part, share in shares.items() if share}, check_count("seed", seed, least=0)
+    shares, seed = {part: float(share) for part, share in shares.items() if share}, check_count("seed", seed, least=0)
     if not shares:
         return {}
     rng = np.random.default_rng((seed, 0, 2))  # others draw weights, order and changes
