@@ -1,15 +1,17 @@
 """An .npz file as Keras has it: x_train, y_train, x_test, y_test. None of it can run code."""
 
 import re
+import warnings
 import zipfile
 import zlib
 from math import prod
+from tokenize import TokenError
 
 import numpy as np
 
 from mlpkit.data.idx import DEFLATE_LIMIT
 from mlpkit.paths import check_readable, expanded
-from mlpkit.words import short_sentences
+from mlpkit.words import short, short_sentences
 
 from .arrays import from_arrays
 from .reading.listing import check_memory
@@ -52,6 +54,8 @@ def _headers(file):
     """Return (member, shape, dtype, by columns) by part and kind, once all of them fit each other."""
     found = {}
     for member in file.infolist():
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename!r} is packed in a way that NumPy has not: save it with np.savez.")
         words = set(re.split(r"\W|_", member.filename.removesuffix(".npy").lower()))
         part, kind = [PARTS[w] for w in words & PARTS.keys()], [KINDS[w] for w in words & KINDS.keys()]
         if len(words) != 2 or len(part) != 1 or len(kind) != 1 or (part[0], kind[0]) in found:
@@ -73,7 +77,7 @@ def _header(file, member):
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"{member.filename} is in another version of the format, {version}.")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_columns, dtype = read(opened)
+        shape, by_columns, dtype = _as_written(member, read, opened)
         size = member.file_size - opened.tell()
     if dtype.hasobject:
         raise ValueError(f"{member.filename} holds Python's objects, which could run code: save numbers, or texts.")
@@ -82,6 +86,15 @@ def _header(file, member):
             f"{member.filename} promises an array {shape} of {dtype}, which does not fit its {size} bytes."
         )
     return shape, dtype, by_columns
+
+
+def _as_written(member, read, opened):
+    """Return what NumPy reads of a header. Raises ValueError for whatever it raises, which is not documented."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of Python 2
+            return read(opened)
+    except (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TokenError, TypeError) as error:
+        raise ValueError(f"{member.filename} has no header that can be read ({short(error, 80)}).") from error
 
 
 def _read(file, member, *_):

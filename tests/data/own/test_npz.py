@@ -96,6 +96,24 @@ def test_no_memory_is_taken_for_a_promise(shape, tmp_path, monkeypatch):
     refused(tmp_path / "a.npz", "promises")
 
 
+@pytest.mark.parametrize(
+    "text", ["(" * 5000, "-" * 9000 + "1", "{'descr': (), 'fortran_order': 0, 'shape': ()}", "{1: 2, 'a': 3}"]
+)
+def test_a_header_of_anything_is_refused_in_one_sentence(text, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("x_train.npy", b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode())
+        file.writestr("y_train.npy", npy((40,), Y.tobytes()))
+    refused(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("packed", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_is_packed_as_numpy_does_not_is_refused(packed, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", packed) as file:
+        file.writestr("x_train.npy", npy(X.shape, X.tobytes()))
+        file.writestr("y_train.npy", npy((40,), Y.tobytes()))
+    refused(tmp_path / "a.npz", "np.savez")
+
+
 def test_more_than_half_of_the_memory_is_refused_before_it_is_taken(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "a.npz", x_train=np.zeros((10**7, 4), np.uint8), y_train=np.arange(10**7) % 3)
     monkeypatch.setattr(np.lib.format, "read_array", lambda *arguments, **options: pytest.fail("it was read"))
