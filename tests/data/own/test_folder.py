@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import unicodedata
 import warnings
 
@@ -129,6 +130,12 @@ def test_a_name_is_the_same_however_it_is_written(tmp_path):
     for part, name in (("train", apart), ("test", whole)):
         pictures(tmp_path / part, classes=("cat", name))
     assert read(tmp_path).classes == ("cat", whole)
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names may be one there")
+def test_two_folders_of_one_name_are_refused_and_none_is_lost(tmp_path):
+    pictures(tmp_path, classes=[unicodedata.normalize(form, "dög") for form in ("NFD", "NFC")])
+    refused(tmp_path, "two folders", "'dög'")
 
 
 def test_hidden_files_are_passed_over_and_others_are_named_once(pets):

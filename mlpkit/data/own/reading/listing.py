@@ -2,6 +2,7 @@
 
 import os
 import unicodedata
+from pathlib import Path
 
 from mlpkit.words import short
 
@@ -19,7 +20,12 @@ def look_inside(folder, strays):
     except OSError as error:
         raise type(error)(f"{folder} can't be read as a folder ({error.strerror}): choose another one.") from error
     seen = [path for path in found if not path.name.startswith(".") and path.name.lower() not in OF_SYSTEMS]
-    folders = {unicodedata.normalize("NFC", path.name): path for path in seen if path.is_dir()}
+    folders: dict[str, Path] = {}
+    for path in filter(Path.is_dir, seen):
+        name = unicodedata.normalize("NFC", path.name)
+        if name in folders:
+            raise ValueError(f"two folders in {folder} are called {name!r}, in other bytes: make one of them.")
+        folders[name] = path
     files = [path for path in seen if not path.is_dir()]
     strays += [path for path in files if path.suffix.lower() not in PICTURES]
     return folders, [path for path in files if path.suffix.lower() in PICTURES]
