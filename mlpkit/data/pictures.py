@@ -1,5 +1,6 @@
 """Photographs as arrays, each of its own size: those that come along, or a folder of the reader's own."""
 
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mlpkit.words import short_sentences
 from .own.reading.listing import check_memory, look_inside, read_each
 from .own.reading.picture import look_at, read_picture
 
+DEEPEST = 100  # of folders in folders
 PHOTOS = Path(__file__).resolve().parents[2] / "data" / "photos"  # who took them: README.md there
 
 
@@ -31,9 +33,9 @@ def pictures(folder=PHOTOS, *, grey=False, longest=None):
     if not paths:
         raise ValueError(f"{folder} has no pictures in it (PNG or JPEG): put some there, or choose another one.")
     names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{folder} has more than one picture called {name}: leave one of them.")
+    (name, count), *_ = Counter(names).most_common(1)
+    if count > 1:
+        raise ValueError(f"{folder} has more than one picture called {name}: leave one of them.")
     looks = dict(read_each(look_at, paths))  # all are looked at before there is memory for any
     scales = {path: min(1, longest / max(size)) if longest else 1 for path, (size, _) in looks.items()}
     size = sum(int(height * width * scales[path] ** 2) for path, ((height, width), _) in looks.items())
@@ -43,6 +45,8 @@ def pictures(folder=PHOTOS, *, grey=False, longest=None):
 
 
 def _below(folder, above=frozenset()):
-    above |= {folder.resolve()}  # a link that leads back there would go round and round
     folders, files = look_inside(folder, [])
+    above |= {folder.resolve()}  # a link that leads back there would go round and round
+    if len(above) > DEEPEST:
+        raise ValueError(f"{folder} is more than {DEEPEST} folders deep: choose one of those below.")
     return chain(files, *(_below(each, above) for each in folders.values() if each.resolve() not in above))

@@ -103,6 +103,19 @@ def test_links_that_lead_round_and_round_are_followed_once(tmp_path):
     assert list(pictures(tmp_path)) == ["a/x"]
 
 
+def test_a_link_to_itself_is_no_folder(tmp_path):
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    refused(tmp_path / "round", "can't be read as a folder")
+
+
+def test_folders_as_deep_as_nobody_has_them_are_refused(tmp_path):
+    deep = tmp_path / "/".join("a" * 101)
+    put(deep.parent / "x.png", COLOURS)
+    assert len(pictures(tmp_path / "a")) == 1
+    put(deep / "x.png", COLOURS)
+    refused(tmp_path, "folders deep")
+
+
 def test_what_is_no_picture_is_named(tmp_path):
     path = put(tmp_path / "broken.png", RNG.integers(256, size=(90, 90), dtype=np.uint8))
     path.write_bytes(path.read_bytes()[:4000])

@@ -67,7 +67,7 @@ def _opened(path):
     except MemoryError:
         raise
     except Exception as error:
-        raise ValueError(" ".join(str(error).split()).rstrip(".") or type(error).__name__) from error
+        raise ValueError(" ".join(str(error).split()).rstrip(".") or "damaged") from error
 
 
 def _turned(picture):
