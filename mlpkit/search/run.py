@@ -17,6 +17,7 @@ from distributed import wait
 from distributed.scheduler import KilledWorker
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import TrialState
+from sqlalchemy import URL
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from mlpkit.files import check_writable
@@ -52,7 +53,8 @@ def opened(study):
     if "://" not in url:
         file = (study.path.parent / study.storage).absolute()
         check_writable(file)
-        url, busy = f"sqlite:///{file}", {"connect_args": {"timeout": 60}}  # seconds, while others write
+        url = str(URL.create("sqlite", database=str(file)))  # in which a name with {} or ? stays whole
+        busy = {"connect_args": {"timeout": 60}}  # seconds, while others write
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     beats: dict = {"heartbeat_interval": study.heartbeat, "grace_period": 3 * study.heartbeat}
     beats["heartbeat_stale_trial_callback"] = RetryHeartbeatStaleTrialCallback()

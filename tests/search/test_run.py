@@ -309,3 +309,12 @@ def test_each_worker_of_this_machine_sees_a_gpu_of_its_own(monkeypatch):
             plugin.setup(SimpleNamespace(name=name))
             found.append(cluster.os.environ["CUDA_VISIBLE_DEVICES"])
         assert found == seen
+
+
+@pytest.mark.parametrize("folder", ["{x}", "100%25", "b#c", "what?x"])
+def test_a_storage_is_where_its_study_says_whatever_a_url_makes_of_it(folder, tmp_path):
+    (tmp_path / folder).mkdir()
+    with run.opened(read(written(tmp_path / folder))):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [folder]
+    assert (tmp_path / folder / "studies.db").stat().st_size
