@@ -81,12 +81,22 @@ def prepared(study, storage):
             differs = short(f"{name} {known[name]}, here it is {wanted.get(name)}")
             raise ValueError(f"{study.storage} has a study {study.name!r} with {differs}: give this one another name.")
     found.set_user_attr("settings", wanted)
-    for choices in study.points() if study.sampler == "grid" else ():
-        found.enqueue_trial(choices, skip_if_exists=True)
+    if study.sampler == "grid":
+        _queue(found, study.points())
     found.sampler = sampler_of(study, len(found.trials))
     hyperband = optuna.pruners.HyperbandPruner(1, study.rungs()[-1], FACTOR)
     found.pruner = hyperband if study.pruner == "hyperband" else optuna.pruners.NopPruner()
     return found
+
+
+def _queue(found, points):
+    """Let each of the points be tried once. Optuna, asked to skip what it has, looks through all trials for each."""
+    trials = found.get_trials(deepcopy=False)
+    known = {frozenset(trial.system_attrs.get("fixed_params", trial.params).items()) for trial in trials}
+    for choices in points:
+        if (point := frozenset(choices.items())) not in known:
+            known.add(point)
+            found.enqueue_trial(choices)
 
 
 def sampler_of(study, number):

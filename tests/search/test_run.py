@@ -318,3 +318,14 @@ def test_a_storage_is_where_its_study_says_whatever_a_url_makes_of_it(folder, tm
         pass
     assert [path.name for path in tmp_path.iterdir()] == [folder]
     assert (tmp_path / folder / "studies.db").stat().st_size
+
+
+def test_a_large_grid_is_queued_once_and_its_trials_are_read_as_often(tmp_path, monkeypatch):
+    study, calls = read(written(tmp_path, sampler="grid")), []
+    looked = run.optuna.Study.get_trials
+    monkeypatch.setattr(run.optuna.Study, "get_trials", lambda *a, **b: calls.append(1) or looked(*a, **b))
+    for _ in range(2):
+        calls.clear()
+        with run.opened(study) as found:
+            assert len(calls) < len(study.points())
+            assert len(found.trials) == len(study.points())
