@@ -294,6 +294,12 @@ def _path(text):
     return expanded(text)
 
 
+def _host(text):
+    if not text:  # as above: it would be every address that the machine has
+        raise argparse.ArgumentTypeError("name an address, such as 127.0.0.1, and not nothing")
+    return text
+
+
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m mlpkit", epilog="Each command says more with --help.")
     commands = parser.add_subparsers(required=True)
@@ -366,7 +372,7 @@ def _add_serve_options(parser):
         "--data", default="mnist", choices=(*data.names(), "none"),
         help="what it was trained on: names of classes, and images to calibrate with (default: mnist)",
     )  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen; 0.0.0.0 lets others in")
+    parser.add_argument("--host", type=_host, default="127.0.0.1", help="where to listen; 0.0.0.0 lets others in")
     parser.add_argument("--port", type=int, default=8000, help="0 for any that is free (default: 8000)")
     for name, kind, default, what in SERVED:
         parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} (default: {default:g})")

@@ -180,6 +180,7 @@ def test_a_mistake_is_answered_with_one_sentence(options, code, words, small, ca
         (["trane"], "train"),
         (["bench", "everything"], "engines"),
         (["train", "x"], "x"),
+        (["serve", "network.npz", "--host", ""], "name an address"),
     ],
 )
 def test_a_mistaken_command_is_answered_with_the_choices(arguments, words, capsys):
