@@ -17,6 +17,7 @@ from .photographs import prepare
 MOST_BYTES, MOST_JSON = 8 * 2**20, 2**20  # of a body: numbers as Python has them take thirty times their text
 MOST_PIXELS, LONGEST = 25_000_000, 200  # of a picture as it comes, and of a side as it is worked on
 MOST_SCANS = 100  # of a JPEG: each is a pass over all of its pixels, in a few bytes of the file
+MOST_IN_FORM = 4 * MOST_PIXELS  # of all its pictures: others wait as long
 ARRAYS, JSON, FORM = "application/octet-stream", "application/json", "multipart/form-data"
 PICTURES = ("image/png", "image/jpeg")
 
@@ -67,14 +68,21 @@ class Reader:
 
     def picture(self, body):
         """Return one picture, PNG or JPEG."""
+        pixels, scans = self.passes(body)
+        if pixels > MOST_PIXELS or scans > MOST_SCANS:
+            raise Refused(413, f"a picture has at most {MOST_PIXELS:,} pixels, in {MOST_SCANS} scans: scale it down.")
         try:
-            height, width = look_at(io.BytesIO(body))[0]
-            if height * width > MOST_PIXELS or body.count(b"\xff\xda") > MOST_SCANS:
-                raise Refused(413, f"a picture has at most {MOST_PIXELS:,} pixels: scale it down.")
             if self.as_mnist:
                 pixels = read_picture(io.BytesIO(body), False, longest=LONGEST)
                 return prepare(np.moveaxis(pixels, 0, 2)).reshape(1, *self.shape)
             return read_picture(io.BytesIO(body), self.shape[0] == 1, self.shape[1:])[None]
+        except ValueError as error:
+            raise Refused(422, f"this picture can't be used: {_short(error)}.") from None
+
+    def passes(self, body):
+        """Return how many pixels a picture has, and how many scans: a PNG, which may hold their mark as well, one."""
+        try:
+            return math.prod(look_at(io.BytesIO(body))[0]), body.count(b"\xff\xda") if body[:2] == b"\xff\xd8" else 1
         except ValueError as error:
             raise Refused(422, f"this picture can't be used: {_short(error)}.") from None
 
@@ -122,6 +130,11 @@ class Reader:
         except Exception as error:  # which, its documentation does not say
             raise Refused(422, f"this is no form: {_short(error)}.") from None
         self.check_count(len(parts))
+        found = [self.passes(part) for part in parts]
+        passes = sum(pixels * scans for pixels, scans in found)
+        if sum(pixels for pixels, _ in found) > MOST_IN_FORM or passes > MOST_PIXELS * MOST_SCANS:
+            sentence = f"a form's pictures have at most {MOST_IN_FORM:,} pixels: scale them down, or send fewer."
+            raise Refused(413, sentence)
         return np.concatenate([self.picture(part) for part in parts])
 
 

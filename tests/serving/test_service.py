@@ -247,6 +247,7 @@ REFUSED = {
     "no form": (b"no form", "multipart/form-data; boundary=b0", 422),
     "half a form": (form(SMALL)[:-20], "multipart/form-data; boundary=b0", 422),
     "a form of nine": (form(*[SMALL] * 9), "multipart/form-data; boundary=b0", 422),
+    "a form of large pictures": (form(*[bomb(4_900)] * 5), "multipart/form-data; boundary=b0", 413),
     "a form with another file": (form(b"x"), "multipart/form-data; boundary=b0", 422),
 }
 
@@ -258,6 +259,12 @@ def test_what_can_not_be_used_is_refused_in_a_sentence(service, name):
     assert status == wanted
     assert found["detail"].endswith(".")
     assert len(found["detail"]) < 400
+
+
+def test_a_png_that_holds_a_jpegs_marks_is_a_picture(service, digits):
+    plain = picture(digits.validation.X[0, 0])
+    marked = plain[:-12] + chunk(b"teSt", b"\xff\xda" * 200) + plain[-12:]
+    assert run(service, marked, "image/png") == run(service, plain, "image/png")
 
 
 def test_ten_gigabytes_are_refused_before_any_of_them_is_read(service):
