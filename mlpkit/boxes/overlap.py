@@ -4,18 +4,27 @@ import numpy as np
 
 from mlpkit.checks import as_array
 
+LARGEST = 1e18  # of an edge: an area is finite then, in float32 too
+
 
 def check_boxes(name, boxes):
-    """Return boxes (n, 4) as floats. Raises ValueError for another shape, what is not finite, or edges swapped."""
+    """Return boxes (n, 4) as floats. Raises ValueError for another shape, what is not finite, or edges swapped.
+
+    Raises TypeError for what are no numbers.
+    """
     boxes = as_array(name, boxes)
     if boxes.dtype not in (np.float32, np.float64):
-        boxes = np.asarray(boxes, np.float64)
+        try:
+            boxes = boxes.astype(np.float64, casting="unsafe" if boxes.dtype == object else "same_kind")
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} must be numbers, and none missing, not {boxes.dtype}.") from None
     if not boxes.size:
         return boxes.reshape(0, 4)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise ValueError(f"{name} must have shape (n, 4), left, top, right, bottom, not {boxes.shape}.")
-    if not np.isfinite(boxes).all() or (boxes[:, 2:] < boxes[:, :2]).any():
-        raise ValueError(f"{name} must be finite, with left <= right and top <= bottom; (x, y, width, height) is not.")
+    if not (abs(boxes) <= LARGEST).all() or (boxes[:, 2:] < boxes[:, :2]).any():
+        told = "left <= right and top <= bottom; (x, y, width, height) is not"
+        raise ValueError(f"{name} must be finite, up to {LARGEST:g}, with {told}.")
     return boxes
 
 

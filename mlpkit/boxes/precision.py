@@ -7,7 +7,10 @@ the object of its class that it overlaps most, if it does by the threshold, and 
 
 import numpy as np
 
+from mlpkit.checks import check_count, check_finite
+
 from .detections import Detections
+from .overlap import check_boxes
 from .suppress import loops
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
@@ -23,6 +26,7 @@ def average_precision(found, truth, classes, thresholds=THRESHOLDS, crowds=None)
     classes, AP50:95 `ap.mean()`, with np.nanmean. Raises ValueError for detections and truth of different pictures.
     """
     found, truth, crowds = _checked(found, truth, crowds)
+    check_count("classes", classes, least=0)
     ap = np.full((len(thresholds), classes), np.nan)
     for label in range(classes):
         for t, curve in enumerate(_curves(found, truth, label, thresholds, crowds)):
@@ -50,6 +54,11 @@ def _checked(found, truth, crowds):
         raise ValueError(f"truth must have shape (n, k, 5), crowds (n, k), not {truth.shape} and {crowds.shape}.")
     if found.boxes.shape != (len(found.images), 4) or len({len(each) for each in found}) > 1:
         raise ValueError("detections have a picture, a label, a score and a box (4,) each.")
+    found = found._replace(boxes=check_boxes("boxes", found.boxes), scores=check_finite("scores", found.scores))
+    if not found.images.size:
+        found = found._replace(images=found.images.astype(np.int64))  # of none NumPy makes floats
+    if found.images.dtype.kind not in "iu":
+        raise TypeError(f"pictures of detections are counted in whole numbers, not {found.images.dtype}.")
     odd = found.images[(found.images < 0) | (found.images >= len(truth))]
     if odd.size:
         raise ValueError(f"there are detections of picture {odd[0]}, and truth has {len(truth)}, counted from 0.")

@@ -24,7 +24,7 @@ def nms(boxes, scores, threshold=0.5):
     Each stays unless its IoU with a better one that stays is above the threshold. Of equal scores (n,) the first is the
     better one. Raises ValueError or TypeError for what are no boxes, no scores or no threshold.
     """
-    return batched_nms(boxes, scores, np.zeros(len(boxes), np.int64), threshold)
+    return batched_nms(boxes, scores, np.zeros(np.shape(boxes)[:1], np.int64), threshold)
 
 
 def batched_nms(boxes, scores, groups, threshold=0.5):
@@ -46,7 +46,9 @@ def soft_nms(boxes, scores, groups=None, sigma=0.5):
 
     Bodla, Singh, Chellappa and Davis (2017), "Soft-NMS", equation 3. Arguments and errors as above.
     """
-    boxes, scores, groups = _checked(boxes, scores, np.zeros(len(boxes), np.int64) if groups is None else groups)
+    boxes, scores, groups = _checked(
+        boxes, scores, np.zeros(np.shape(boxes)[:1], np.int64) if groups is None else groups
+    )
     check_positive("sigma", sigma)
     order, ends = by_group(scores, groups)
     found = scores[order]
@@ -70,4 +72,6 @@ def _checked(boxes, scores, groups):
         raise ValueError(f"there must be a score, and a group, for each of {len(boxes)} boxes.")
     if scores.dtype.kind != "f" or not np.isfinite(scores).all():
         raise ValueError("scores must be finite numbers, as float32 or float64.")
-    return boxes, scores, groups
+    if groups.dtype.kind not in "biufU":
+        raise TypeError(f"groups must be whole numbers, not {groups.dtype}.")
+    return boxes, scores if scores.dtype in (np.float32, np.float64) else scores.astype(np.float64), groups

@@ -71,6 +71,19 @@ def test_detections_of_other_pictures_are_refused(found, truth, crowds, said):
             ask(found, truth, 1, crowds=crowds)
 
 
+def test_detections_that_are_no_numbers_are_refused():
+    truth = truth_of([(0, *SQUARE)])
+    with pytest.raises(TypeError, match="counted in whole numbers"):
+        average_precision(RIGHT._replace(images=np.zeros(1)), truth, 1)
+    with pytest.raises(ValueError, match="scores must be finite"):
+        average_precision(RIGHT._replace(scores=np.full(1, np.nan)), truth, 1)
+    with pytest.raises(ValueError, match="boxes must be finite"):
+        average_precision(RIGHT._replace(boxes=np.full((1, 4), np.nan)), truth, 1)
+    with pytest.raises(ValueError, match="classes must be"):
+        average_precision(RIGHT, truth, -1)
+    assert (average_precision([[], [], [], np.zeros((0, 4))], truth, 1) == 0).all()
+
+
 def test_nothing_found_and_nothing_to_find_are_no_trouble():
     assert np.isnan(average_precision(found_of(), truth_of([], []), 2)).all()
     assert (average_precision(found_of(), truth_of([(0, *SQUARE)]).tolist(), 1) == 0).all()

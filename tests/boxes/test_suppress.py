@@ -59,6 +59,27 @@ def test_what_is_no_box_or_no_score_is_refused_in_a_sentence(boxes, scores, reas
         nms(np.array(boxes), np.array(scores))
 
 
+@pytest.mark.parametrize("boxes", [None, [["a"] * 4], [(0, 0, 1, None)], [(0, 0, 1, 1j)]])
+def test_boxes_that_are_no_numbers_are_told(boxes):
+    for ask in (nms, soft_nms):
+        with pytest.raises((TypeError, ValueError), match="boxes must "):
+            ask(boxes, np.ones(1))
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", np.float16, np.longdouble])
+def test_scores_may_be_floats_of_any_kind(dtype):
+    boxes, scores = np.array([(0, 0, 2, 2), (0, 0, 2, 1.0)]), np.array([0.5, 0.25])
+    assert nms(boxes.astype(dtype), scores.astype(dtype)).tolist() == nms(boxes, scores).tolist()
+    assert_allclose(soft_nms(boxes.astype(dtype), scores.astype(dtype)), soft_nms(boxes, scores))
+
+
+def test_boxes_too_large_for_an_area_and_groups_without_an_order_are_refused():
+    with pytest.raises(ValueError, match="up to 1e"):
+        iou([(0, 0, 1e200, 1e200)], [(0, 0, 1e200, 1e200)])
+    with pytest.raises(TypeError, match="groups must be"):
+        batched_nms([(0, 0, 1, 1)] * 2, np.ones(2), [None, 1])
+
+
 def draw(rng, number):
     """Return random boxes, scores, groups and a threshold: few places and scores, so that there are ties."""
     n = rng.choice([0, 1, 5, 40])
