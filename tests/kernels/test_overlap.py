@@ -76,8 +76,8 @@ def test_a_kernel_that_may_begin_early_waits_for_those_before_it(name):
 
 
 def test_so_does_who_asks_for_units_of_batch_normalization():
-    asks = (kernels.FOLDER / "cnn/norm.cuh").read_text(encoding="utf-8").split("inline void ask_for(")[1].split("\n}\n")[0]
-    hopper, others = asks.split("#else")
+    text = (kernels.FOLDER / "cnn/norm.cuh").read_text(encoding="utf-8")
+    hopper, others = text.split("inline void ask_for(")[1].split("\n}\n")[0].split("#else")
     for text, late in ((hopper, "late.ask(share, i"), (others, "there.ask(share)")):
         assert text.index("begin_in_turn();") < text.index(late)
 
