@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from mlpkit.checks import check_sizes
 from mlpkit.words import short_sentences
@@ -10,6 +11,8 @@ from .bound import check_declared
 from .layers import Layer, Linear, ReLU, check_layers
 from .layout import Layout
 from .losses import Loss, SoftmaxCrossEntropy, check_loss
+
+MOST_VALUES = 2**28  # of an example between two layers, of a model out of a file
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Model:
         for number, one in enumerate(self.layers):
             shape = _output(one, shape, (number,))
         return shape
+
+    def check_read(self):
+        """Raise ValueError if a model out of a file asks for more values between two layers than fit into memory."""
+        most = max(prod(shape) for shape in (self.input, self.output, *(shape for _, _, shape, _ in self.walk)))
+        if most > MOST_VALUES:
+            raise ValueError(f"between two layers it has more than {MOST_VALUES:,} values of one example.")
 
     @cached_property
     def layout(self):

@@ -273,10 +273,14 @@ class Network:
         theta, statistics = arrays["theta"], arrays["statistics"]
         try:  # before a network is made: a model that is wrong can ask for any amount of memory
             model, dtype = Model.from_dict(json.loads(str(arrays["model"]))), check_dtype(theta.dtype)
+            model.check_read()
             check_vector("parameters", theta, model.layout)
             check_vector("statistics", statistics, model.statistics)
             for name, vector in (("parameters", theta), ("statistics", statistics)):
                 check_finite(name, vector)
+            for name, array in model.statistics.views(statistics).items():
+                if name.endswith(".variance") and (array < 0).any():
+                    raise ValueError(f"its {name} is below 0.")
             if statistics.dtype != dtype:
                 raise ValueError(f"its parameters are {dtype}, and its statistics {statistics.dtype}.")
         except (TypeError, ValueError, RecursionError) as error:

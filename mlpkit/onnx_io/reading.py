@@ -14,7 +14,6 @@ from . import operators
 from .loading import Refused, array_of, load, need
 from .structure import steps_of
 
-MOST_VALUES = 2**28  # between two layers, of an example
 MOST_SIZES = 64  # what sizes are computed from
 MOST_TIMES = 32  # as many bytes as a file's constants have are what is computed of them
 GROWING = frozenset(("Concat", "ConstantOfShape", "Gather"))
@@ -47,8 +46,7 @@ def network_of(graph, engine=engines.BASELINE, shape=None):
     shape = _input(graph, shape)
     made, _ = _Reader(graph, shape).sequence(steps_of(graph), shape)
     model = Model(shape, tuple(layer for layer, _ in made), _loss(graph.metadata))
-    most = max(prod(each) for each in (model.output, *(each for _, _, each, _ in model.walk)))
-    need(most <= MOST_VALUES, f"between two layers it has more than {MOST_VALUES:,} values of one example")
+    model.check_read()
     arrays = {f"{number}.{name}": array for number, (_, own) in enumerate(made) for name, array in own.items()}
     for name, wanted in {**model.layout.shapes, **model.statistics.shapes}.items():  # before they are allocated
         need(arrays[name].shape == wanted, f"its weights {name} have the shape {arrays[name].shape}, not {wanted}")

@@ -25,7 +25,9 @@ from mlpkit.nn.layers import Flatten, Linear, ReLU
 from mlpkit.nn.models import Model, mlp
 from mlpkit.nn.network import Network
 from mlpkit.nn.norm import BatchNorm
+from mlpkit.nn.per_image import GlobalAvgPool
 from mlpkit.nn.residual import Residual
+from mlpkit.nn.resize import Upsample
 from mlpkit.npz import save_npz
 
 SIZES = SMALL.sizes()
@@ -266,6 +268,20 @@ def test_arrays_that_are_no_network_are_refused_and_the_file_is_named(arrays, wo
     with pytest.raises(ValueError, match="holds no network") as caught:
         Network.load(path)
     one_sentence(caught.value, path, words)
+
+
+def test_a_file_asks_for_no_variance_below_0_and_no_more_than_there_is_memory(tmp_path):
+    path, normed = tmp_path / "n.npz", Network(model=Model((6,), (Linear(5), BatchNorm(), Linear(3))))
+    normed.statistics[-1] = -1e-3
+    normed.save(path)
+    with pytest.raises(ValueError, match="holds no network") as caught:
+        Network.load(path)
+    one_sentence(caught.value, path, "its 1.variance is below 0")
+    wide = Model((1, 2, 2), (Upsample(100_000), GlobalAvgPool()))
+    Network(model=wide).save(path)
+    with pytest.raises(ValueError, match="holds no network") as caught:
+        Network.load(path)
+    one_sentence(caught.value, path, "between two layers it has more than 268,435,456 values")
 
 
 PIECES = [
