@@ -45,7 +45,7 @@ class Reader:
         if kind == ARRAYS:
             return self.arrays(body)
         if kind.lower() in PICTURES:
-            return self.picture(body)
+            return self.pictures([body])
         if kind.lower() == JSON:
             return self.numbers(body)
         if kind.lower() == FORM:
@@ -66,11 +66,19 @@ class Reader:
         if not 1 <= n <= self.most:
             raise Refused(422, f"send 1 to {self.most} images in a request, not {n}.")
 
-    def picture(self, body):
-        """Return one picture, PNG or JPEG."""
-        pixels, scans = self.passes(body)
-        if pixels > MOST_PIXELS or scans > MOST_SCANS:
+    def pictures(self, bodies):
+        """Return pictures, PNG or JPEG. All are looked at before one is read."""
+        found = [self.passes(body) for body in bodies]
+        if any(pixels > MOST_PIXELS or scans > MOST_SCANS for pixels, scans in found):
             raise Refused(413, f"a picture has at most {MOST_PIXELS:,} pixels, in {MOST_SCANS} scans: scale it down.")
+        passes = sum(pixels * scans for pixels, scans in found)
+        if sum(pixels for pixels, _ in found) > MOST_IN_FORM or passes > MOST_PIXELS * MOST_SCANS:
+            sentence = f"a form's pictures have at most {MOST_IN_FORM:,} pixels: scale them down, or send fewer."
+            raise Refused(413, sentence)
+        return np.concatenate([self.picture(body) for body in bodies])
+
+    def picture(self, body):
+        """Return one picture, which has been looked at."""
         try:
             if self.as_mnist:
                 pixels = read_picture(io.BytesIO(body), False, longest=LONGEST)
@@ -130,12 +138,7 @@ class Reader:
         except Exception as error:  # which, its documentation does not say
             raise Refused(422, f"this is no form: {_short(error)}.") from None
         self.check_count(len(parts))
-        found = [self.passes(part) for part in parts]
-        passes = sum(pixels * scans for pixels, scans in found)
-        if sum(pixels for pixels, _ in found) > MOST_IN_FORM or passes > MOST_PIXELS * MOST_SCANS:
-            sentence = f"a form's pictures have at most {MOST_IN_FORM:,} pixels: scale them down, or send fewer."
-            raise Refused(413, sentence)
-        return np.concatenate([self.picture(part) for part in parts])
+        return self.pictures(parts)
 
 
 def _short(error):

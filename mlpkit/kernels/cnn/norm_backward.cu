@@ -35,15 +35,16 @@
 #ifndef SIDE
 #define SIDE 1  // of the windows that a thread has whole, as their pixels have a pixel of a pool's result in common
 #endif
-#ifndef AHEAD
-#define AHEAD !STEM  // a stem has no registers left: each pixel asks again, and finds all but the first time in L1
-#endif
 #ifndef KEEP
 #define KEEP 0  // whether d is stored, too, blocked: the gradient that goes past a residual, where two were added
 #endif
 #ifndef AGAIN
 #define AGAIN 0  // whether the operand that the way forward made is stored again; only where it had no pool and no sum
 #endif
+
+// Whether a window's loads are asked for a window ahead. A stem has no registers left: each pixel asks again, and finds
+// all but the first time in L1.
+constexpr bool AHEAD = !STEM;
 
 // Sums of products of what two taps see, less the middle, and then of what each sees.
 constexpr int PRODUCTS = TAPS * (TAPS + 1) / 2, WINDOW_ROWS = (PRODUCTS + TAPS + 7) / 8;
@@ -140,7 +141,9 @@ struct Gradient {
         if constexpr (POOL > 1) {
             Word marks = static_cast<const Word*>(own.marks)[place];
             far.marks = inside ? marks : ~0u;
-        } else if constexpr (RELU && ADD) far.marks = static_cast<const unsigned char*>(own.marks)[place];
+        } else if constexpr (RELU && ADD) {
+            far.marks = static_cast<const unsigned char*>(own.marks)[place];
+        }
         if constexpr (PAST > 0) ask_past(s, share, image, y, x, far);
         return far;
     }
